@@ -23,7 +23,7 @@ from tests.fakeregistry import NAME, Fake, Reply, Request, fake
 from tests.images import OCI, Image, Layer, entry
 from tests.kernel.conftest import PREFIX, require
 from tests.kernel.registry import authority, own_address
-from tests.kernel.test_signatures import SIGNER, wanted
+from tests.kernel.test_signatures import SIGNER, signed_by
 from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
@@ -674,7 +674,7 @@ def test_web_page_instead_of_signatures_is_named(user: User, part: str) -> None:
         server.answer = lambda request: (
             PAGES["html"] if part in request.path else Reply(404) if ".sig" in request.path else has(request)
         )
-        write_policy(user, wanted(SIGNER.write(user.home / "etc/keys/cosign.pub")))
+        write_policy(user, signed_by(SIGNER.write(user.home / "etc/keys/cosign.pub")))
         stderr = user.penroot("import", "-o", "x.sqsh", server.uri, status=1).stderr
         assert f"{server.host} answered with a web page" in stderr
 

@@ -17,7 +17,7 @@ from tests.fakeregistry import Request, faulty
 from tests.images import OCI, Image, digest, entry
 from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.registry import Server
-from tests.kernel.test_signatures import ACCEPT, REJECT, SIGNER, wanted, write
+from tests.kernel.test_signatures import ACCEPT, REJECT, SIGNER, signed_by, write
 from tests.signing import ANNOTATION, PAYLOAD, Signer, payload, push, sign
 
 EVIL = (entry("number", b"evil"), entry("bin/echo-evil", b"x"))
@@ -26,7 +26,7 @@ EVIL = (entry("number", b"evil"), entry("bin/echo-evil", b"x"))
 @pytest.fixture
 def key(user: User) -> Path:
     path = SIGNER.write(user.home / "etc/keys/cosign.pub")
-    write(user, wanted(path))
+    write(user, signed_by(path))
     return path
 
 
@@ -101,7 +101,7 @@ def test_a_tag_that_moves_between_check_and_use(user: User, registry: Server) ->
     registry.pusher.image("test/moved", "1", good)
     with faulty(registry.host) as front:
         identity = {"type": "exactRepository", "dockerRepository": f"{registry.host}/test/moved"}
-        write(user, wanted(user.home / "etc/keys/cosign.pub", identity=identity))
+        write(user, signed_by(user.home / "etc/keys/cosign.pub", identity=identity))
         moved = False
 
         def move(path: str) -> None:
@@ -190,13 +190,13 @@ def test_record_names_another_image_than_the_admitted(
     policy.unlink()
     for name in ("mixed", "mixed-evil"):
         user.penroot("create", "--name", name, f"docker://{registry.host}/test/{name}:1")
-    write(user, wanted(key), squashfs={"/sw": ACCEPT})
+    write(user, signed_by(key), squashfs={"/sw": ACCEPT})
     assert user.start("mixed", "cat", "/number") == "1"
     if forged == "squashfs":
         mark = user.data / "mixed/.penroot"
         mark.write_text(mark.read_text() + f"squashfs {image}\n")
         assert "lacks the required signature" in refusal(user, "mixed")
-        write(user, wanted(key), squashfs={str(image): ACCEPT})
+        write(user, signed_by(key), squashfs={str(image): ACCEPT})
         user.start("mixed", "true")
     else:
         mark = user.data / "mixed-evil/.penroot"
@@ -238,7 +238,7 @@ def test_a_store_that_root_fills_for_all(user: User, scratch: Path, registry: Se
     evil = put(registry, "rootless", b"evil", signed=False)
     etc = scratch / "etc"
     identity = {"type": "exactRepository", "dockerRepository": f"{registry.host}/test/roots"}
-    rule = wanted(SIGNER.write(etc / "cosign.pub"), identity=identity)
+    rule = signed_by(SIGNER.write(etc / "cosign.pub"), identity=identity)
     theirs = {"ENROOT_CACHE_PATH": str(scratch / "store"), "ENROOT_SYSCONF_PATH": str(etc)}
     env = {**user.environ, **theirs, "HOME": "/root", "TMPDIR": str(scratch), "ENROOT_STORE_FORM": "squashfs"}
     env |= {f"ENROOT_{name}_PATH": f"{scratch}/{name}" for name in ("DATA", "RUNTIME")}

@@ -1,4 +1,4 @@
-"""Requirements of the tests with a real kernel, and the ordinary user who runs them."""
+"""Fixtures for tests with a real kernel: an ordinary user, a container, an image and a registry."""
 
 from __future__ import annotations
 
@@ -19,14 +19,15 @@ from tests.installation import PREFIX as PREFIX
 from tests.installation import require as require
 from tests.kernel.registry import Server, serve
 
-# Not in any passwd: the tests need no account. Each run has its own hundred: a user sees all of its processes.
+# The UID has no entry in passwd, so the tests need no account. Each run uses other UIDs, in steps of 100:
+# a test may then treat every process of the UID as its own.
 UID = 3_000_000 + 100 * (os.getpid() % 30_000)
 
 
 def require_penroot() -> None:
-    """Skip without a penroot that any user can run."""
-    how = f"make install PREFIX={PREFIX}" if IS_INSTALLED else "make dev"
-    require(glob.glob(f"{LIBRARY}/enroot_py/base/_linux.*so"), f"no penroot in {PREFIX}: {how}")
+    """Skip the test unless any user can run penroot."""
+    fix = f"make install PREFIX={PREFIX}" if IS_INSTALLED else "make dev"
+    require(glob.glob(f"{LIBRARY}/enroot_py/base/_linux.*so"), f"no penroot in {PREFIX}: {fix}")
     closed = [str(path) for path in (PREFIX, *pathlib.Path(PREFIX).parents) if not os.stat(path).st_mode & 0o001]
     require(not closed or os.geteuid() != 0, f"ordinary users cannot enter {', '.join(closed)}: chmod o+x")
 
@@ -37,7 +38,7 @@ class User:
     def __init__(self, home: pathlib.Path, uid: int = UID) -> None:
         self.home = home
         self.uid = uid
-        self.gid: int | None = None  # a group with another number
+        self.gid: int | None = None  # None: the same number as the UID
         self.data = home / "data"
         self.groups: tuple[int, ...] = ()  # supplementary groups
         self.environ = {
@@ -51,7 +52,7 @@ class User:
         }
 
     def command(self, *words: str) -> list[str]:
-        """Return the argument list that runs ``words`` with the PATH of ``environ`` as this user, also for root."""
+        """Return ``words`` as a command of this user. If root runs the tests, prefix it with setpriv."""
         groups = "--groups=" + ",".join(map(str, self.groups)) if self.groups else "--clear-groups"
         ids = (f"--reuid={self.uid}", f"--regid={self.uid if self.gid is None else self.gid}", groups)
         return [*(("setpriv", *ids, "--") if os.geteuid() == 0 else ()), *words]
@@ -65,21 +66,21 @@ class User:
         prefix: Sequence[str] = (),
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as this user; its exit status must be ``status``, unless that is None."""
+        """Run a command as this user, and check that its exit status is ``status``. None allows every status."""
         words = [*prefix, *self.command(*command)]
-        environ, place = {**self.environ, **(env or {})}, cwd or self.home
-        given: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
+        environ, directory = {**self.environ, **(env or {})}, cwd or self.home
+        stdin_options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
         done = subprocess.run(
-            words, env=environ, cwd=place, capture_output=True, text=True, timeout=300, check=False, **given
+            words, env=environ, cwd=directory, capture_output=True, text=True, timeout=300, check=False, **stdin_options
         )
-        said = f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
-        assert status in (None, done.returncode), said
+        message = f"{command} gave {done.returncode}\n{done.stdout}\n{done.stderr}"
+        assert status in (None, done.returncode), message
         return done
 
     def begin(
         self, *command: str, env: Mapping[str, str] | None = None, prefix: Sequence[str] = (), **streams: Any
     ) -> subprocess.Popen[str]:
-        """Start a command as this user, by default with an empty stdin; ``streams`` and other options are Popen's."""
+        """Start a command as this user, by default with an empty stdin. ``streams`` takes all options of Popen."""
         words, environ = [*prefix, *self.command(*command)], {**self.environ, **(env or {})}
         streams.setdefault("stdin", subprocess.DEVNULL)
         return subprocess.Popen(words, env=environ, cwd=self.home, text=True, **streams)
@@ -110,32 +111,34 @@ class User:
         return path
 
     def own(self, path: pathlib.Path) -> None:
-        """Give a tree of the test to this user."""
+        """Change the owner of a tree to this user. Without root, the user owns it already."""
         if os.geteuid() == 0:
             subprocess.run(["chown", "-hR", f"{self.uid}:{self.uid}", str(path)], check=True)
 
 
 @contextlib.contextmanager
 def ordinary_user(uid: int) -> Iterator[User]:
-    """Yield a user with this number and its own home."""
+    """Yield a user with this UID and a new home directory."""
     require_penroot()
-    # Not pytest's own directories: they are closed to other users.
+    # Other users cannot enter pytest's own directories.
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/var/tmp"))
     home.chmod(0o755)
-    made = User(home, uid)
-    made.own(home)
-    yield made
-    subprocess.run(["rm", "-rf", str(home)], check=True)  # whose programs may still be deleting files
+    user = User(home, uid)
+    user.own(home)
+    yield user
+    subprocess.run(
+        ["rm", "-rf", str(home)], check=True
+    )  # unlike rmtree, ignores files that the user's programs delete meanwhile
 
 
 @pytest.fixture
 def user() -> Iterator[User]:
-    with ordinary_user(UID) as made:
-        yield made
+    with ordinary_user(UID) as ordinary:
+        yield ordinary
 
 
 def busybox_rootfs(path: pathlib.Path) -> None:
-    """Create a root file system from one static program under many names."""
+    """Create a root file system with static busybox and links to it."""
     busybox = shutil.which("busybox")
     require(busybox, "busybox-static is not installed")
     assert busybox is not None
@@ -165,19 +168,19 @@ def rootfs(user: User) -> pathlib.Path:
 
 
 @contextlib.contextmanager
-def small_filesystem(place: pathlib.Path, options: str) -> Iterator[pathlib.Path]:
-    """Mount a tmpfs on the new directory ``place``, with ``options`` of mount(8)."""
+def small_filesystem(directory: pathlib.Path, options: str) -> Iterator[pathlib.Path]:
+    """Create ``directory`` and mount a tmpfs on it, with ``options`` of mount(8)."""
     require(os.geteuid() == 0, "only root can mount a small file system")
-    place.mkdir()
-    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], check=True)
+    directory.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", directory], check=True)
     try:
-        yield place
+        yield directory
     finally:
-        subprocess.run(["umount", place], check=True)
+        subprocess.run(["umount", directory], check=True)
 
 
 def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """Make a squashfs image of a root file system in the user's home, which the user can mount."""
+    """Make a squashfs image in the user's home, and require that the user can mount it."""
     require_squashfuse()
     path = pack(rootfs, user.home / f"{rootfs.name}.sqsh")
     user.own(path)
@@ -185,7 +188,7 @@ def squashed(user: User, rootfs: pathlib.Path) -> pathlib.Path:
 
 
 def require_squashfuse() -> None:
-    """Skip without squashfuse or /dev/fuse, and let ordinary users open /dev/fuse."""
+    """Skip the test without squashfuse or /dev/fuse. Let ordinary users open /dev/fuse."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
     require(os.path.exists("/dev/fuse"), "this machine has no /dev/fuse")
     if os.geteuid() == 0:
@@ -193,7 +196,7 @@ def require_squashfuse() -> None:
 
 
 def pack(tree: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
-    """Make a squashfs image of a tree, with root as the owner of every file."""
+    """Make the squashfs image ``path`` of a tree, with root as the owner of every file."""
     require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
     options = ["-all-root", "-quiet", "-no-progress", "-Xcompression-level", "1"]
     subprocess.run(["mksquashfs", str(tree), str(path), *options], check=True)
@@ -202,16 +205,16 @@ def pack(tree: pathlib.Path, path: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture(scope="session")
 def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Make a squashfs image of the container ``box`` once for all tests."""
+    """Make one squashfs image of the busybox root file system for all tests."""
     require_squashfuse()
-    directory = tmp_path_factory.mktemp("packed")  # the attack tier makes its own
+    directory = tmp_path_factory.mktemp("packed")  # numbered: the attack tier imports this fixture, so it may run twice
     busybox_rootfs(directory / "box")
     return pack(directory / "box", directory / "box.sqsh")
 
 
 @pytest.fixture
 def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Path:
-    """Return a squashfs image of the root file system."""
+    """Return a copy of the squashfs image in the user's home."""
     path = user.home / "box.sqsh"
     shutil.copy(packed, path)
     user.own(path)
@@ -220,22 +223,22 @@ def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Pat
 
 @pytest.fixture(scope="module")
 def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Run a registry for the tests of a module, whose own fixture of this name may add images."""
+    """Run a registry for the tests of a module. The module may redefine this fixture to add images."""
     with serve(tmp_path_factory.mktemp("registry")) as server:
         yield server
 
 
-def servers(place: pathlib.Path | str) -> dict[int, str]:
-    """Return the FUSE servers of files at or below a path, each with its name."""
-    found = {}
+def servers(path: pathlib.Path | str) -> dict[int, str]:
+    """Return the name of each FUSE server, by PID, that uses a file at or below ``path``."""
+    names = {}
     for process in pathlib.Path("/proc").glob("[0-9]*"):
-        with contextlib.suppress(OSError):  # it has just ended
+        with contextlib.suppress(OSError):  # the process has just ended
             name = (process / "comm").read_text().strip()
             if name.startswith(("squashfuse", "fuse-overlayfs")):
                 opened = [os.readlink(fd) for fd in (process / "fd").iterdir()]
-                if str(place) in " ".join([(process / "cmdline").read_text(), *opened]):
-                    found[int(process.name)] = name.removesuffix("_ll")
-    return found
+                if str(path) in " ".join([(process / "cmdline").read_text(), *opened]):
+                    names[int(process.name)] = name.removesuffix("_ll")
+    return names
 
 
 def mounts_under(path: pathlib.Path) -> list[str]:

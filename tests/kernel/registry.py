@@ -1,4 +1,4 @@
-"""A real registry on loopback for a test."""
+"""A real registry for a test, on a loopback address."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ PROGRAM = "docker-registry"
 
 
 def own_address() -> str:
-    """Return a loopback address for this process alone. Only servers that listen on all addresses share it."""
+    """Return a loopback address that depends on the PID, so that parallel test processes use different addresses."""
     pid = os.getpid()
     return f"127.{64 + (pid >> 16)}.{pid >> 8 & 255}.{pid & 255}"
 
@@ -68,12 +68,12 @@ http: {{addr: "127.0.0.1:0"}}
 
 
 def authority(directory: Path) -> tuple[Path, ssl.SSLContext]:
-    """Make a certificate authority, and the TLS context of a server at 127.0.0.1 with its certificate."""
+    """Make a certificate authority, and a TLS context with its certificate for a server at 127.0.0.1."""
     require(shutil.which("openssl"), "openssl is not installed")
     ca, key, cert = directory / "ca.pem", directory / "key.pem", directory / "cert.pem"
     new = "openssl req -x509 -newkey ec -pkeyopt ec_paramgen_curve:prime256v1 -nodes -days 2".split()
     names = ["-addext", "subjectAltName=IP:127.0.0.1", "-addext", "basicConstraints=critical,CA:FALSE"]
-    use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # Python requires it since 3.13
+    use = ["-addext", "keyUsage=critical,keyCertSign,cRLSign"]  # Python requires the key usage since 3.13
     for command in (
         [*new, *use, "-keyout", directory / "ca.key", "-out", ca, "-subj", "/CN=Test Authority"],
         [*new, "-keyout", key, "-out", cert, "-subj", "/CN=here", *names, "-CA", ca, "-CAkey", directory / "ca.key"],

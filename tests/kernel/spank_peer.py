@@ -1,8 +1,9 @@
-"""The Python side of the SPANK plugin's protocol, written from its README without our code.
+"""The Python side of the SPANK plugin's protocol, implemented from the protocol's README without penroot's code.
 
-The image names the behaviour: ok, error, step-error, crash, silent, garbage, huge, log, later-resolved, later-unknown,
-later-silent. As a helper the peer may send no namespaces (NOWHERE), the host's (HOST), or exit (VANISH). It writes
-every request to the file that JOURNAL, or at submit PYXIS_JOURNAL, names.
+The name of the image selects the behaviour: ok, error, step-error, crash, silent, chatter, garbage, huge, log,
+later-resolved, later-unknown, later-silent. Variables of the step change the helper: with NOWHERE=1 it sends no
+namespaces, with HOST=1 the host's mount namespace, and with VANISH=1 it exits after its answer. The peer appends
+every request to the file that the variable JOURNAL names, or PYXIS_JOURNAL at submit.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ NAMES = ("user", "cgroup", "mnt")
 
 
 def descriptors():
-    """Return the numbers of open files, except this listing's and libffi 3.5's, which ctypes uses."""
+    """Return the open descriptors, except those of this listing and of libffi 3.5, which ctypes loads."""
     links = {f: f"/proc/self/fd/{f}" for f in sorted(os.listdir("/proc/self/fd"))}
     return [f for f, link in links.items() if os.path.exists(link) and "/libffi." not in os.readlink(link)]
 
@@ -43,7 +44,7 @@ def send(connection, pairs, fds=()):
     payload = "".join(f"{key}\0{value}\0" for key, value in pairs).encode("utf-8", "surrogateescape")
     message = struct.pack("<I", len(payload)) + payload
     sent = socket.send_fds(connection, [message], fds) if fds else connection.send(message)
-    if sent < len(message):  # an empty send fails too if the task is gone
+    if sent < len(message):  # without this test, an empty send would fail if the task is gone
         connection.sendall(message[sent:])
 
 
@@ -54,14 +55,14 @@ def journal(pairs):
     if path:
         with open("/proc/self/status") as f:
             state = f.read()
-        ours = [
+        state_lines = [
             line
             for line in state.splitlines()
             if line.startswith(("Uid", "Gid", "Groups", "SigBlk", "SigIgn", "SigCgt"))
         ]
-        facts = [
+        entries = [
             *(f"{k} {v}" for k, v in pairs),
-            *ours,
+            *state_lines,
             f"ppid {os.getppid()} sid {os.getsid(0) == os.getpid()} umask {os.umask(0o22):o} cwd {os.getcwd()}",
             f"started as {sys.argv[1]}",
             "environment " + " ".join(sorted(os.environ)),
@@ -69,7 +70,7 @@ def journal(pairs):
             "stdio " + " ".join(os.readlink(f"/proc/self/fd/{i}") for i in range(3)),
         ]
         with open(path, "a") as f:
-            f.write("\n".join(facts) + "\n--\n")
+            f.write("\n".join(entries) + "\n--\n")
 
 
 def enter_namespaces():
@@ -93,27 +94,27 @@ def ok(fds, pairs):
 
 
 def await_task():
-    """Act as a helper that slurmstepd started ahead; a file beside our package selects its defect."""
+    """Act as a helper that slurmstepd started before the step. The file ``ahead`` selects a defect."""
     with contextlib.suppress(FileNotFoundError), open(f"{sys.argv[2]}/ahead") as f:
-        how = f.read()
-        if how == "gone":
+        defect = f.read()
+        if defect == "gone":
             sys.exit(0)
-        if how == "chatter":
-            with contextlib.suppress(PermissionError):  # the end of the full file
+        if defect == "chatter":
+            with contextlib.suppress(PermissionError):  # EPERM: the file is full, and sealed against growth
                 for _ in range(100):
                     os.write(2, 100_000 * b"x" + b"\n")
-        if how == "unresponsive":
+        if defect == "unresponsive":
             time.sleep(1000)
     control = socket.socket(fileno=4)
     _, descriptors, _, _ = socket.recv_fds(control, 1, 1)
     control.detach()
     if not descriptors:
         sys.exit(0)
-    (asks,) = descriptors
-    os.dup2(asks, 3, inheritable=False)
-    os.close(asks)
+    (request,) = descriptors
+    os.dup2(request, 3, inheritable=False)
+    os.close(request)
     os.setresgid(os.getegid(), os.getegid(), os.getegid())
-    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # needed for its actions in /proc
+    ctypes.CDLL(None).prctl(PR_SET_DUMPABLE, 1, 0, 0, 0)  # otherwise root owns the files in /proc/self
 
 
 def main():
@@ -124,8 +125,8 @@ def main():
     connection = socket.socket(fileno=3)
     pairs = receive(connection)
     journal(pairs)
-    asked = dict(pairs)
-    assert asked["verb"] == verb
+    fields = dict(pairs)
+    assert fields["verb"] == verb
     image = next((v.partition("=")[2] for k, v in pairs if v.startswith("container-image=")), "ok")
     if image == "crash":
         raise RuntimeError("the sky fell")
@@ -191,25 +192,25 @@ def swell(task):
 
 
 def bequeath(task):
-    """End, and leave the socket to a process that does not belong to the step."""
-    begun, begin = os.pipe()
+    """Exit, and leave the socket to a child process that does not belong to the step."""
+    ready, signal_ready = os.pipe()
     if os.fork() == 0:
-        os.close(begun)
+        os.close(ready)
         message = struct.pack("<I", 16) + b"log\0\0level\0info\0"
         until = time.monotonic() + 60
         for count in range(1 << 30):
             task.sendall(200 * message)  # faster than root reads
             if count == 100:
-                os.close(begin)
+                os.close(signal_ready)
             if time.monotonic() > until:
                 os._exit(0)
-    os.close(begin)
-    os.read(begun, 1)
+    os.close(signal_ready)
+    os.read(ready, 1)
     os._exit(0)
 
 
 def linger(task):
-    """Hand over a connection whose last owner blocks when it closes it."""
+    """Send the task a TCP connection whose close blocks for 60 s, because its data cannot be delivered."""
     server = socket.create_server(("127.0.0.1", 0))
     if os.fork() == 0:
         task.close()
@@ -229,16 +230,16 @@ def linger(task):
         pass
     message = struct.pack("<I", 16) + b"log\0\0level\0info\0"
     for _ in range(100):
-        task.sendall(200 * message)  # so much to read that this process is not the last owner
+        task.sendall(200 * message)  # root is still reading this when the process closes its copy of the connection
     try:
         socket.send_fds(task, [message], [near.fileno()])
     except PermissionError:
-        os._exit(0)  # the kernel passes on nothing
+        os._exit(0)  # the kernel does not let the process pass the connection
     near.close()
     time.sleep(1000)
 
 
-# A user has replaced a step's helper by this process. Root asks it to finish.
+# What a process does instead of finishing, if a user replaced a step's helper by it and root asks it to finish
 HOSTILE = {function.__name__: function for function in (flood, trickle, sleep, give, swell, bequeath, linger)}
 
 
@@ -248,18 +249,18 @@ def serve(connection, pairs):
         time.sleep(0.02)
     host = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     enter_namespaces()
-    told = [v for k, v in pairs if k == "environ"]
-    fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ([] if "NOWHERE=1" in told else NAMES)]
+    variables = [v for k, v in pairs if k == "environ"]
+    fds = [os.open(f"/proc/self/ns/{name}", os.O_RDONLY) for name in ([] if "NOWHERE=1" in variables else NAMES)]
     with open("/proc/self/stat") as f:
         started = f.read().rpartition(")")[2].split()[19]
-    claimed = next((v.partition("=")[2] for v in told if v.startswith("CLAIM=")), f"{os.getpid()} {started}")
+    claimed = next((v.partition("=")[2] for v in variables if v.startswith("CLAIM=")), f"{os.getpid()} {started}")
     answer = [*ok(fds, pairs), ("helper", claimed)]
-    if "SAVES=1" in told:
+    if "SAVES=1" in variables:
         answer.append(("saves", ""))
-    if "HOST=1" in told:
+    if "HOST=1" in variables:
         fds[NAMES.index("mnt")] = host
     send(connection, answer, fds)
-    if "VANISH=1" in told:
+    if "VANISH=1" in variables:
         os._exit(0)
     control = socket.socket(fileno=4)
     while True:
@@ -267,13 +268,13 @@ def serve(connection, pairs):
         if not byte:  # slurmstepd is gone
             os._exit(0)
         task = socket.socket(fileno=received[0])
-        asked = receive(task)
-        journal(asked)
-        if dict(asked)["verb"] == "finish":
-            how = next((v.partition("=")[2] for v in told if v.startswith("FINISH=")), "")
-            if how in HOSTILE:
-                HOSTILE[how](task)
+        request = receive(task)
+        journal(request)
+        if dict(request)["verb"] == "finish":
+            behaviour = next((v.partition("=")[2] for v in variables if v.startswith("FINISH=")), "")
+            if behaviour in HOSTILE:
+                HOSTILE[behaviour](task)
             send(task, [("ok", "")])
             os._exit(0)
-        send(task, ok(fds, asked), fds)
+        send(task, ok(fds, request), fds)
         task.close()

@@ -15,28 +15,28 @@ __all__ = ["box"]
 STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2,3"}
 
 
-def nodes(user: User, *places: str, **environ: str) -> list[str]:
-    """Return the device nodes in a container, and those whose open fails not only for a missing driver."""
+def nodes(user: User, *directories: str, **environ: str) -> list[str]:
+    """Return each device node in a container: its path if only its driver is missing, else the error of its open."""
     script = 'find "$@" -type c | sort | while read n; do said=$( (exec 3< $n) 2>&1); case "$said" in '
     script += '""|*"No such device"*|*"Input/output"*) echo $n;; *) echo "$said";; esac; done'
-    return user.start("box", "sh", "-c", script, "sh", *places, env=environ).split("\n")[:-1]
+    return user.start("box", "sh", "-c", script, "sh", *directories, env=environ).split("\n")[:-1]
 
 
 @pytest.mark.parity("a step has the GPUs that Slurm allocated", "98-accelerators")
 @pytest.mark.parametrize("restricted", ["no", "yes"])
 def test_gpus_of_a_step_on_mi300x(user: User, box: pathlib.Path, restricted: str) -> None:
-    """The other GPUs have no node, neither with the host's /dev nor with a private one."""
+    """The other GPUs have no node, neither in the host's /dev nor in a private /dev."""
     require_nodes()
     become(user, mi300x(user.home / "amd"))
-    given = ["/dev/dri/card0", *(f"/dev/dri/{name}" for name in ("card3", "card4", "renderD130", "renderD131"))]
+    allocated = ["/dev/dri/card0", *(f"/dev/dri/{name}" for name in ("card3", "card4", "renderD130", "renderD131"))]
     environ = {**STEP, "ENROOT_RESTRICT_DEV": restricted, "ROCR_VISIBLE_DEVICES": "0,1"}
-    assert nodes(user, "/dev/dri", "/dev/kfd", **environ) == [*given, "/dev/kfd"]
+    assert nodes(user, "/dev/dri", "/dev/kfd", **environ) == [*allocated, "/dev/kfd"]
     links = user.start("box", "sh", "-c", "cd /dev/dri/by-path && ls", env=environ).split()
     assert links == [f"pci-0000:{bus}:00.0-{kind}" for bus in ("65", "75") for kind in ("card", "render")]
 
 
-def test_the_host_keeps_its_own(user: User, box: pathlib.Path) -> None:
-    """Nodes are hidden only in the container."""
+def test_host_keeps_its_nodes(user: User, box: pathlib.Path) -> None:
+    """Device nodes are hidden only in the container."""
     require_nodes()
     host = become(user, mi300x(user.home / "amd"))
     before = sorted(path.name for path in (host.root / "dev/dri").iterdir())
@@ -48,16 +48,16 @@ def test_the_host_keeps_its_own(user: User, box: pathlib.Path) -> None:
 def test_gpus_of_a_step_on_ponte_vecchio(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, ponte_vecchio(user.home / "intel"))
-    given = [f"/dev/dri/{name}" for name in ("card0", "card3", "card4", "renderD130", "renderD131")]
-    assert nodes(user, "/dev/dri", **STEP) == given
+    allocated = [f"/dev/dri/{name}" for name in ("card0", "card3", "card4", "renderD130", "renderD131")]
+    assert nodes(user, "/dev/dri", **STEP) == allocated
 
 
 @pytest.mark.parity("a step has the GPUs that Slurm allocated", "98-accelerators")
 def test_gaudis_of_a_step(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, gaudi(user.home / "gaudi"))
-    given = [*(f"/dev/accel/accel{n}" for n in (2, 3, 8)), *(f"/dev/accel/accel_controlD{n}" for n in (2, 3))]
-    assert nodes(user, "/dev/accel", **STEP) == given
+    allocated = [*(f"/dev/accel/accel{n}" for n in (2, 3, 8)), *(f"/dev/accel/accel_controlD{n}" for n in (2, 3))]
+    assert nodes(user, "/dev/accel", **STEP) == allocated
 
 
 @pytest.mark.parity("the host's ROCm")
@@ -70,7 +70,7 @@ def test_libraries_of_rocm_load(user: User, box: pathlib.Path) -> None:
     assert listed == f"{LIB}/libhsa-runtime64.so.1.14.0\n"
 
 
-def test_explain_shows_what_is_given_and_what_is_not(user: User, box: pathlib.Path) -> None:
+def test_explain_shows_only_allocated_devices(user: User, box: pathlib.Path) -> None:
     require_nodes()
     host = become(user, mi300x(user.home / "amd"))
     out = user.start("--explain", "box", "true", env=STEP)
@@ -79,7 +79,7 @@ def test_explain_shows_what_is_given_and_what_is_not(user: User, box: pathlib.Pa
     assert "renderD128" not in out
 
 
-def test_without_slurm_and_variable_all_is_as_it_is(user: User, box: pathlib.Path) -> None:
+def test_all_gpus_stay_visible_without_slurm(user: User, box: pathlib.Path) -> None:
     require_nodes()
     host = become(user, mi300x(user.home / "amd"))
     assert len(nodes(user, "/dev/dri")) == len([p for p in (host.root / "dev/dri").iterdir() if p.name != "by-path"])

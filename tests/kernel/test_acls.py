@@ -1,4 +1,4 @@
-"""Images and containers below a directory whose default ACL names a group or a user: acl(5)."""
+"""Images and containers in a directory whose default ACL names a group or a user: acl(5)."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.kernel.registry import Server
 
 USER_OBJ, USER, GROUP_OBJ, GROUP, MASK, OTHER = 0x01, 0x02, 0x04, 0x08, 0x10, 0x20
 DEFAULT, ACCESS = "system.posix_acl_default", "system.posix_acl_access"
-STRANGER = 2  # a user or group that no container has
+STRANGER = 2  # the ID of a user and of a group that no container maps
 
 
 def set_default_acl(path: Path, named: int) -> None:
-    """Give ``path`` a default ACL for a group or a user, and for nobody else but the owner."""
+    """Give ``path`` a default ACL that lets in only its owner and STRANGER, as a user or as a group."""
     owner, group, other = (USER_OBJ, 7, 0xFFFFFFFF), (GROUP_OBJ, 0, 0xFFFFFFFF), (OTHER, 0, 0xFFFFFFFF)
     rows = sorted([owner, (named, 7, STRANGER), group, (MASK, 7, 0xFFFFFFFF), other])
     data = struct.pack("<I", 2) + b"".join(struct.pack("<HHI", *row) for row in rows)
@@ -32,12 +32,12 @@ def set_default_acl(path: Path, named: int) -> None:
 
 
 def with_acl(path: Path) -> list[str]:
-    """Return the files with an ACL beneath ``path``."""
-    found = []
-    for here in path.rglob("*"):
-        if not here.is_symlink() and {DEFAULT, ACCESS} & set(os.listxattr(here)):
-            found.append(str(here))
-    return found
+    """Return the files beneath ``path`` that have an ACL."""
+    files = []
+    for file in path.rglob("*"):
+        if not file.is_symlink() and {DEFAULT, ACCESS} & set(os.listxattr(file)):
+            files.append(str(file))
+    return files
 
 
 @pytest.fixture(scope="module")
@@ -49,8 +49,8 @@ def registry(registry: Server) -> Server:
 
 
 @pytest.fixture(params=[GROUP, USER], ids=["group", "user"])
-def place(user: User, request: pytest.FixtureRequest) -> Path:
-    """Return a directory with a default ACL, with the user's store, containers and other files in it."""
+def acl_directory(user: User, request: pytest.FixtureRequest) -> Path:
+    """Return a directory with a default ACL. The user's store, containers and temporary files are in it."""
     path = user.home / "project"
     path.mkdir(mode=0o755)
     user.own(path)
@@ -69,39 +69,39 @@ CHANGE = "touch /usr/bin/x && busybox mkdir /usr/lib/y && busybox stat -c %a /us
 
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids=["plain", "root", "pid"])
 def test_stored_image_starts_below_a_default_acl(
-    user: User, registry: Server, place: Path, options: tuple[str, ...]
+    user: User, registry: Server, acl_directory: Path, options: tuple[str, ...]
 ) -> None:
     uri = f"docker://{registry.host}/test/acl:1"
     assert user.start(*options, uri, "sh", "-c", MODES) == EXPECTED
     assert user.start("--rw", *options, uri, "sh", "-c", CHANGE) == "644\n755\n"
-    assert with_acl(place / "cache/layers") == with_acl(place / "cache/images") == []
+    assert with_acl(acl_directory / "cache/layers") == with_acl(acl_directory / "cache/images") == []
 
 
-def test_container_below_a_default_acl_keeps_modes(user: User, registry: Server, place: Path) -> None:
+def test_container_below_a_default_acl_keeps_modes(user: User, registry: Server, acl_directory: Path) -> None:
     uri = f"docker://{registry.host}/test/acl:1"
     user.penroot("load", "-n", "loaded", uri)
-    user.penroot("import", "-o", "x.sqsh", uri, cwd=place)
-    user.penroot("create", "-n", "made", "x.sqsh", cwd=place)
+    user.penroot("import", "-o", "x.sqsh", uri, cwd=acl_directory)
+    user.penroot("create", "-n", "made", "x.sqsh", cwd=acl_directory)
     for name in ("loaded", "made"):
         assert user.start("--rw", name, "sh", "-c", MODES) == EXPECTED
         assert user.start("--rw", name, "sh", "-c", CHANGE) == "644\n755\n"
         assert with_acl(user.data / name) == []
-        assert user.penroot("export", "-o", f"{name}.sqsh", name, cwd=place).stderr == ""
-        assert user.start(str(place / f"{name}.sqsh"), "sh", "-c", MODES) == EXPECTED
+        assert user.penroot("export", "-o", f"{name}.sqsh", name, cwd=acl_directory).stderr == ""
+        assert user.start(str(acl_directory / f"{name}.sqsh"), "sh", "-c", MODES) == EXPECTED
 
 
-def test_import_below_a_default_acl_has_no_warning(user: User, registry: Server, place: Path) -> None:
+def test_import_below_a_default_acl_has_no_warning(user: User, registry: Server, acl_directory: Path) -> None:
     uri = f"docker://{registry.host}/test/acl:1"
-    done = user.penroot("import", "-o", "x.sqsh", uri, cwd=place)
+    done = user.penroot("import", "-o", "x.sqsh", uri, cwd=acl_directory)
     assert "WARN" not in done.stderr and "xattr" not in done.stderr
     for settings in ({}, {"ENROOT_UNPACK": "yes"}):
-        assert user.start(str(place / "x.sqsh"), "sh", "-c", MODES, env=settings) == EXPECTED
-    as_file = {"ENROOT_STORE_FORM": "squashfs", "ENROOT_CACHE_PATH": str(place / "files")}
+        assert user.start(str(acl_directory / "x.sqsh"), "sh", "-c", MODES, env=settings) == EXPECTED
+    as_file = {"ENROOT_STORE_FORM": "squashfs", "ENROOT_CACHE_PATH": str(acl_directory / "files")}
     assert user.start(uri, "sh", "-c", MODES, env=as_file) == EXPECTED
 
 
 def test_export_of_a_tree_with_acls_has_no_warning(user: User, rootfs: Path) -> None:
-    """enroot's exports inherit the ACL of the data path."""
+    """enroot exports images with the ACL that a container inherited from the data path."""
     for path in (rootfs, *rootfs.rglob("*")):
         if path.is_dir() and not path.is_symlink():
             set_default_acl(path, GROUP)
@@ -113,19 +113,19 @@ def test_export_of_a_tree_with_acls_has_no_warning(user: User, rootfs: Path) -> 
     assert user.start("x.sqsh", "echo", "well") == "well\n"
 
 
-def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, place: Path) -> None:
+def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, acl_directory: Path) -> None:
     user.penroot("load", "-n", "box", f"docker://{registry.host}/test/acl:1")
     before = user.penroot("doctor", status=None).stdout
-    assert f"{place}/data has a default ACL" in before and "fail to start" not in before
+    assert f"{acl_directory}/data has a default ACL" in before and "fail to start" not in before
     set_default_acl(user.data / "box/upper", GROUP)
     after = user.penroot("doctor", status=1).stdout
-    assert f"bad  1 tree in {place}/data inherited a default ACL" in after
-    assert f"setfacl -R -b {place}/data" in after
+    assert f"bad  1 tree in {acl_directory}/data inherited a default ACL" in after
+    assert f"setfacl -R -b {acl_directory}/data" in after
 
 
 @pytest.mark.parametrize(("mode", "verdict", "right"), [(0o755, "warn", "read"), (0o775, "bad ", "change")])
 def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: int, verdict: str, right: str) -> None:
-    """Set by hand, or inherited by an older version: users in the ACL may change layers."""
+    """The ACL was set by hand, or an older version let the store inherit it: its users can read or change layers."""
     layers = user.home / "cache/layers"
     layers.mkdir(parents=True)
     user.own(user.home / "cache")
@@ -138,9 +138,9 @@ def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: in
     assert f"{verdict} {layers.parent}/blobs/ has an ACL: users named in it can {right} your images\n" in out
 
 
-def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, place: Path) -> None:
+def test_squashfs_below_a_default_acl_starts(user: User, rootfs: Path, acl_directory: Path) -> None:
     image = squashed(user, rootfs)
-    inside = place / "y.sqsh"
+    inside = acl_directory / "y.sqsh"
     user.run("cp", str(image), str(inside))
     assert ACCESS in os.listxattr(inside)
     assert user.start("--rw", str(inside), "sh", "-c", "touch /usr/bin/x; echo well") == "well\n"

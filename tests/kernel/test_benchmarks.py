@@ -1,4 +1,4 @@
-"""The benchmarks run to their end; `make bench` checks the results."""
+"""The benchmarks run without an error. Their results are checked by `make bench`."""
 
 from __future__ import annotations
 
@@ -21,6 +21,6 @@ def test_the_table_of_a_small_image(user: User, capsys: pytest.CaptureFixture[st
 
 
 def test_plugin_does_little_without_a_container() -> None:
-    headers = (f"{place}/slurm/spank.h" for place in ("/usr/include", "/usr/local/include"))
+    headers = (f"{include}/slurm/spank.h" for include in ("/usr/include", "/usr/local/include"))
     require(any(map(os.path.exists, headers)), "slurm/spank.h is not installed (libslurm-dev)")
     assert len(calls_of_plugin(3)) == 3

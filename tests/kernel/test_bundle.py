@@ -28,7 +28,7 @@ LARGEST_BYTES = 12 << 20  # without the image
 
 @pytest.fixture(scope="module")
 def made(packed: pathlib.Path) -> Iterator[pathlib.Path]:
-    """Create a bundle of the busybox image once per session."""
+    """Create a bundle of the busybox image once per module."""
     with ordinary_user(UID) as maker:
         shutil.copy(packed, maker.home)
         maker.penroot("bundle", "--checksum", "--desc", 'It\'s a "test"', "box.sqsh")
@@ -37,7 +37,7 @@ def made(packed: pathlib.Path) -> Iterator[pathlib.Path]:
 
 @pytest.fixture
 def bundle(user: User, image: pathlib.Path, made: pathlib.Path) -> pathlib.Path:
-    """Copy the bundle and its image for a user with a private temporary directory."""
+    """Copy the bundle to the user's home, and give the user a private temporary directory."""
     (user.home / "tmp").mkdir()
     user.environ["TMPDIR"] = str(user.home / "tmp")
     shutil.copy(made, user.home)
@@ -50,20 +50,20 @@ def few_tools(user: User) -> str:
     tools = user.home / "tools"
     tools.mkdir()
     for name in NEEDED:
-        found = shutil.which(name, path="/usr/bin:/bin")
-        assert found
-        (tools / name).symlink_to(found)
+        program = shutil.which(name, path="/usr/bin:/bin")
+        assert program
+        (tools / name).symlink_to(program)
     return str(tools)
 
 
 @pytest.fixture(params=["squashfuse", "extracted"])
 def path(request: pytest.FixtureRequest, user: User) -> str:
-    """Return PATH of a full host, and of a host with only the needed programs and no /dev/fuse."""
+    """Return the PATH of a full host, or of a host with only the needed programs and without /dev/fuse."""
     return "/usr/bin:/bin" if request.param == "squashfuse" else few_tools(user)
 
 
 def host(path: str) -> tuple[str, ...]:
-    """Return the prefix of a command that creates the host for a PATH."""
+    """Return the command prefix that hides /dev/fuse if ``path`` is the PATH of few_tools."""
     if not path.endswith("/tools"):
         return ()
     require(os.geteuid() == 0, "only root can cover /dev/fuse")
@@ -79,11 +79,11 @@ def run(
 
 
 def leftovers(user: User) -> list[str]:
-    """List the temporary directory after giving the watcher time to clean up."""
+    """Wait up to 60 s until the watcher has emptied the temporary directory. Return the remaining names."""
     end = time.monotonic() + 60
-    while (found := sorted(os.listdir(user.home / "tmp"))) and time.monotonic() < end:
+    while (remaining := sorted(os.listdir(user.home / "tmp"))) and time.monotonic() < end:
         time.sleep(0.05)
-    return found
+    return remaining
 
 
 @pytest.mark.parity("bundle IMAGE", "the unpacked files are removed", "the head of a bundle")
@@ -97,7 +97,7 @@ def test_a_bundle_runs_and_leaves_nothing(user: User, bundle: pathlib.Path, path
     assert os.listdir(user.home / "tmp") == []
 
 
-def test_the_user_is_known_inside_as_with_start(user: User, bundle: pathlib.Path, path: str) -> None:
+def test_bundle_has_the_same_user_files_as_start(user: User, bundle: pathlib.Path, path: str) -> None:
     user.penroot("create", str(user.home / "box.sqsh"), "--name", "same")
     script = (
         'cat /etc/passwd /etc/group; env | grep -v "^SHLVL\\|^_="; cat /etc/resolv.conf; ls -d "$HOME" /proc/self/ns'
@@ -141,7 +141,7 @@ def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("NAME.run --verify")
-def test_a_bundle_without_a_checksum_knows_whether_it_is_whole(user: User, image: pathlib.Path) -> None:
+def test_truncated_bundle_without_a_checksum_is_detected(user: User, image: pathlib.Path) -> None:
     user.penroot("bundle", "-o", "plain.run", str(image))
     plain = user.home / "plain.run"
     assert "Image tables" in user.run(str(plain), "--verify").stdout
@@ -158,16 +158,16 @@ def test_long_values_and_many_of_them(user: User, bundle: pathlib.Path) -> None:
 
 
 def test_error_has_a_hint_if_the_directory_is_read_only(user: User, bundle: pathlib.Path) -> None:
-    there = user.home / "closed"
-    there.mkdir(0o555)
-    user.own(there)
-    err = user.run(str(bundle), "--extract", cwd=there, status=1).stderr
+    directory = user.home / "closed"
+    directory.mkdir(0o555)
+    user.own(directory)
+    err = user.run(str(bundle), "--extract", cwd=directory, status=1).stderr
     assert "[HINT] change to a directory that you can write to" in err
 
 
 def test_bundle_mounts_no_squashfs_files(user: User, bundle: pathlib.Path) -> None:
-    said = user.run(str(bundle), "--mount", "data.sqsh:/data:sqsh", "true", status=1).stderr
-    assert "cannot mount data.sqsh: only penroot start and srun mount squashfs files" in said
+    stderr = user.run(str(bundle), "--mount", "data.sqsh:/data:sqsh", "true", status=1).stderr
+    assert "cannot mount data.sqsh: only penroot start and srun mount squashfs files" in stderr
 
 
 def test_early_interrupt_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
@@ -184,8 +184,8 @@ def test_early_interrupt_leaves_nothing(user: User, bundle: pathlib.Path) -> Non
 def test_keep_and_extract(user: User, bundle: pathlib.Path, path: str) -> None:
     run(user, bundle, "--keep", "--rw", "sh", "-c", "echo hello >/message", path=path)
     assert (user.home / "box/message").read_text() == "hello\n"
-    said = run(user, bundle, "--keep", "true", status=1).stderr
-    assert "File already exists" in said and "[HINT] remove it" in said
+    stderr = run(user, bundle, "--keep", "true", status=1).stderr
+    assert "File already exists" in stderr and "[HINT] remove it" in stderr
     shutil.move(user.home / "box", user.data / "kept")
     assert user.start("kept", "cat", "/message") == "hello\n"
     run(user, bundle, "-x", path=path)
@@ -203,7 +203,7 @@ def test_target_is_substituted_at_run_time(user: User, bundle: pathlib.Path) -> 
 
 @pytest.mark.parity("the unpacked files are removed")
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM, signal.SIGHUP])
-def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, path: str, number: int) -> None:
+def test_killed_bundle_leaves_nothing(user: User, bundle: pathlib.Path, path: str, number: int) -> None:
     with running(user, bundle, path) as process:
         assert bool(os.listdir(user.home / "tmp")) == path.endswith("/tools")
         inside = children(process.pid)
@@ -214,7 +214,7 @@ def test_nothing_is_left_by_a_killed_bundle(user: User, bundle: pathlib.Path, pa
 
 
 @pytest.mark.parity("the unpacked files are removed")
-def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathlib.Path) -> None:
+def test_next_run_removes_files_of_a_killed_watcher(user: User, bundle: pathlib.Path) -> None:
     path = few_tools(user)
     with running(user, bundle, path) as process:
         (work,) = os.listdir(user.home / "tmp")
@@ -231,7 +231,7 @@ def test_the_next_run_removes_what_all_were_killed_for(user: User, bundle: pathl
     assert os.listdir(user.home / "tmp") == [work]
     with running(user, bundle, path):
         assert work not in os.listdir(user.home / "tmp")
-        run(user, bundle, "true", path=path)  # does not touch the directory of the running bundle
+        run(user, bundle, "true", path=path)  # this run does not remove the directory of the running bundle
         assert len(os.listdir(user.home / "tmp")) == 1
     assert leftovers(user) == []
 
@@ -263,11 +263,11 @@ def alive(pid: int) -> bool:
 
 def children(pid: int) -> list[int]:
     """Return all descendants of a process."""
-    found = []
+    descendants = []
     with contextlib.suppress(OSError):
         for child in map(int, pathlib.Path(f"/proc/{pid}/task/{pid}/children").read_text().split()):
-            found += [child, *children(child)]
-    return found
+            descendants += [child, *children(child)]
+    return descendants
 
 
 @pytest.mark.parity("SOURCE_DATE_EPOCH: the same bytes", "SOURCE_DATE_EPOCH")
@@ -280,7 +280,7 @@ def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Pa
 
 
 @pytest.mark.parity("bundle --all", "the bundle contains the configuration")
-def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
+def test_configuration_is_part_of_the_bundle(user: User, image: pathlib.Path) -> None:
     for directory, word in (("etc", "SYSTEM"), ("config", "USER")):
         for kind, name, text in (
             ("environ.d", "50.env", f'{word}="${{HOME}}/x"\n'),
@@ -304,7 +304,7 @@ def test_configuration_goes_along(user: User, image: pathlib.Path) -> None:
     assert user.run("./all.run", "id", "-u", env={"ENROOT_REMAP_ROOT": "no"}).stdout == f"{UID}\n"
 
 
-def test_settings_of_features_hold_and_go_along(user: User, bundle: pathlib.Path) -> None:
+def test_bundle_contains_settings_of_features(user: User, bundle: pathlib.Path) -> None:
     events = user.home / "events"
     user.run(str(bundle), "true", env={"ENROOT_EVENTS": str(events)})
     user.penroot("bundle", "--all", "--output", "all.run", "box.sqsh", env={"ENROOT_EVENTS": str(events)})
@@ -323,7 +323,7 @@ def test_unknown_compressions_are_converted(user: User, rootfs: pathlib.Path) ->
 
 
 @pytest.mark.parity("free space is checked")
-def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> None:
+def test_too_little_space_is_reported(user: User, bundle: pathlib.Path) -> None:
     mount = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {user.home}/tmp"
     command = ["env", f"PATH={few_tools(user)}", f"TMPDIR={user.home}/tmp", str(bundle), "true"]
     done = in_own_mounts(user, mount, command)
@@ -332,7 +332,7 @@ def test_too_little_space_is_said_before(user: User, bundle: pathlib.Path) -> No
 
 
 def in_own_mounts(user: User, mounts: str, command: list[str], **env: str) -> subprocess.CompletedProcess[str]:
-    """Run the commands ``mounts`` as root in a new mount namespace, then a command there as the user."""
+    """Run the shell commands ``mounts`` as root in a new mount namespace, then ``command`` there as the user."""
     require(os.geteuid() == 0, "mounting file systems needs root")
     for name in ("TMPDIR", "XDG_RUNTIME_DIR"):
         user.environ.pop(name, None)
@@ -358,17 +358,17 @@ def test_bundle_passes_over_an_unusable_tmp(user: User, bundle: pathlib.Path, op
 
 
 def test_bundle_names_all_directories_it_tried(user: User, bundle: pathlib.Path) -> None:
-    place = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/run"))
-    place.chmod(0o755)
-    shutil.copy(bundle, place / "box.run")
+    directory = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir="/run"))
+    directory.chmod(0o755)
+    shutil.copy(bundle, directory / "box.run")
     mounts = "for d in /tmp /var/tmp /dev/shm; do mount -t tmpfs -o noexec,mode=1777 tmpfs $d; done"
     try:
-        done = in_own_mounts(user, mounts, [str(place / "box.run"), "true"], HOME="/")
+        done = in_own_mounts(user, mounts, [str(directory / "box.run"), "true"], HOME="/")
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
     assert done.returncode == 1
-    for place in ("/tmp", "/var/tmp", "/dev/shm"):
-        assert f"{place} is mounted noexec" in done.stderr
+    for path in ("/tmp", "/var/tmp", "/dev/shm"):
+        assert f"{path} is mounted noexec" in done.stderr
     assert "[HINT] set ENROOT_TEMP_PATH to a directory that you own" in done.stderr
 
 
@@ -378,8 +378,8 @@ def test_bundle_of_another_architecture_says_so(user: User, bundle: pathlib.Path
     other.write_bytes(bundle.read_bytes().replace(f"machine={machine}".encode(), b"machine=s390x", 1))
     other.chmod(0o755)
     for path in ("/usr/bin:/bin", few_tools(user)):  # with uname, and without
-        said = user.run("env", f"PATH={path}", str(other), "true", status=1).stderr
-        assert said.startswith(f"[ERROR] this bundle is for s390x, but this host is {machine}\n")
+        stderr = user.run("env", f"PATH={path}", str(other), "true", status=1).stderr
+        assert stderr.startswith(f"[ERROR] this bundle is for s390x, but this host is {machine}\n")
 
 
 def test_bundle_is_little_larger_than_its_image(bundle: pathlib.Path, image: pathlib.Path) -> None:
@@ -387,40 +387,40 @@ def test_bundle_is_little_larger_than_its_image(bundle: pathlib.Path, image: pat
 
 
 def test_bundle_ignores_libraries_of_the_host(user: User, bundle: pathlib.Path) -> None:
-    """The bundle's Python has its own loader. The container still gets the caller's variables."""
-    own = {"LD_PRELOAD": "/nowhere/lib.so", "LD_LIBRARY_PATH": "/nowhere", "PYTHONHOME": "/nowhere"}
+    """The bundle's Python has its own loader and ignores these variables. The container still gets them."""
+    variables = {"LD_PRELOAD": "/nowhere/lib.so", "LD_LIBRARY_PATH": "/nowhere", "PYTHONHOME": "/nowhere"}
     script = 'echo "$LD_PRELOAD $PYTHONHOME"'
-    done = user.run(str(bundle), "-e", "LD_PRELOAD", "-e", "PYTHONHOME", "sh", "-c", script, env=own)
+    done = user.run(str(bundle), "-e", "LD_PRELOAD", "-e", "PYTHONHOME", "sh", "-c", script, env=variables)
     assert done.stdout == "/nowhere/lib.so /nowhere\n"
 
 
 def test_bundle_keeps_descriptors_of_the_caller(user: User, bundle: pathlib.Path) -> None:
     script = f"exec {bundle} sh -c 'cat <&9; ls /proc/self/fd | wc -l' 9<<X\nkept\nX\n"
     kept, count = user.run("sh", "-c", script).stdout.split()
-    assert (kept, int(count)) == ("kept", 5)  # ls opens the fifth
+    assert (kept, int(count)) == ("kept", 5)  # stdio, 9, and the directory that ls lists
 
 
-def test_killed_at_any_moment_a_later_run_cleans(user: User, bundle: pathlib.Path, rng: random.Random) -> None:
+def test_next_run_cleans_up_after_a_kill_at_any_moment(user: User, bundle: pathlib.Path, rng: random.Random) -> None:
     tmp = user.home / "tmp"
     for _ in range(8):
         process = user.begin(str(bundle), "true", start_new_session=True)
         time.sleep(rng.uniform(0, 0.4))
         os.killpg(process.pid, signal.SIGKILL)
         process.wait()
-    time.sleep(0.2)  # tar may end a little later
+    time.sleep(0.2)  # tar may run a little longer
     run(user, bundle, "true")
     assert [name for name in os.listdir(tmp) if os.listdir(tmp / name)] == []
 
 
 def test_failed_start_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
-    """The start fails before or after the container's mounts."""
+    """Some of these starts fail before the container's mounts, others after them."""
     options = (("--mount", "/nowhere:/mnt"), ("--conf", "/nowhere"), ("--rc", "/nowhere"))
     for words, status in (*(((*each, "true"), 1) for each in options), (("/nowhere",), 127)):
         run(user, bundle, *words, status=status)
         assert os.listdir(user.home / "tmp") == []
 
 
-def test_python_hooks_of_the_site_go_along(user: User, image: pathlib.Path) -> None:
+def test_bundle_contains_python_hooks_of_the_site(user: User, image: pathlib.Path) -> None:
     hook = "import colorsys\n\ndef run(context):\n    context.environ['SITE'] = str(colorsys.rgb_to_hsv(0, 0, 1)[2])\n"
     user.write("etc/hooks.d/50-site.py", hook)
     user.penroot("bundle", str(image))
@@ -445,7 +445,7 @@ def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
 
 @pytest.mark.parity("NAME.run --verify", "no Python, no squashfs tools, no C library needed")
 def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> None:
-    """The root has no libc, Python or squashfuse: busybox is enough for a bundle."""
+    """The host has only busybox, without a C library, Python or squashfuse. A bundle runs there."""
     require(os.geteuid() == 0, "making such a host needs root")
     host = user.home / "host"
     for directory in ("bin", "proc", "dev", "sys", "tmp", "etc", "run", "home"):
@@ -460,8 +460,8 @@ def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> Non
     (host / "tmp").chmod(0o1777)
 
     def within(script: str) -> str:
-        around = f"mount --bind {host} {host}; for d in proc dev sys; do mount --rbind /$d {host}/$d; done; {script}"
-        command, path = ["unshare", "--mount", "sh", "-ec", around], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
+        setup = f"mount --bind {host} {host}; for d in proc dev sys; do mount --rbind /$d {host}/$d; done; {script}"
+        command, path = ["unshare", "--mount", "sh", "-ec", setup], {"PATH": "/usr/sbin:/usr/bin:/sbin:/bin"}
         done = subprocess.run(command, env=path, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr
         return done.stdout
@@ -471,7 +471,7 @@ def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> Non
             '/home/box.run --verify; /home/box.run sh -c "id -u; ls /; exit 5"; echo $?; ls /tmp'
     """
     assert "squashfuse" in within(chrooted)
-    # The kernel refuses user namespaces to a chrooted process, user_namespaces(7): so a real root, below.
+    # In a chroot, the kernel refuses user namespaces: user_namespaces(7). Below, pivot_root makes the host a real root.
     real = f"""
         mkdir -p {host}/old; cd {host}; pivot_root . old
         exec /bin/busybox su tester -c '/home/box.run sh -c "id -u; cat /etc/hosts; exit 5"; echo $?; busybox ls /tmp'
@@ -500,7 +500,7 @@ def test_progress_and_quiet(user: User, bundle: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("the bundle contains the configuration")
-def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.Path) -> None:
+def test_bundle_hooks_find_the_functions_of_enroot(user: User, image: pathlib.Path) -> None:
     hook = (
         '#!/bin/bash\nset -eu\nsource "${ENROOT_LIBRARY_PATH}/common.sh"\ncommon::checkcmd cat enroot-mount\n'
         'common::log INFO "from the hook"\nIFS=: read -r name _ < <(common::getpwent)\n'
@@ -514,7 +514,7 @@ def test_hooks_find_the_functions_that_enroots_find(user: User, image: pathlib.P
 
 
 @pytest.mark.parity("extended attributes of users")
-def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> None:
+def test_extended_attributes_are_extracted(user: User, rootfs: pathlib.Path) -> None:
     os.setxattr(rootfs / "bin/busybox", "user.note", b"kept")
     user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp zstd"})
     user.penroot("bundle", "box.sqsh")
@@ -524,21 +524,21 @@ def test_extended_attributes_come_along(user: User, rootfs: pathlib.Path) -> Non
 
 @pytest.mark.parity("cgroups of the step; GPUs and HCAs")
 def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
-    """The container sees its cgroup as with penroot start."""
+    """A bundle shows the container its cgroup, as penroot start does."""
     user.penroot("create", "-n", "same", str(user.home / "box.sqsh"))
     require(os.geteuid() == 0, "making a control group needs root")
     lines = pathlib.Path("/proc/self/mountinfo").read_text().splitlines()
-    place = next((line.split()[4] for line in lines if " - cgroup2 " in line), None)
-    place = place or next((line.split()[4] for line in lines if " - cgroup " in line and "pids" in line), None)
-    require(place, "no control groups are mounted")
-    group = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir=place))
+    hierarchy = next((line.split()[4] for line in lines if " - cgroup2 " in line), None)
+    hierarchy = hierarchy or next((line.split()[4] for line in lines if " - cgroup " in line and "pids" in line), None)
+    require(hierarchy, "no control groups are mounted")
+    group = pathlib.Path(tempfile.mkdtemp(prefix="penroot-test-", dir=hierarchy))
     group.chmod(0o755)
     (group / "marker").mkdir()
-    script = f"ls -d {place}/marker && ! mkdir {place}/mine"
+    script = f"ls -d {hierarchy}/marker && ! mkdir {hierarchy}/mine"
     try:
         prefix = ("sh", "-c", f'echo $$ > {group}/cgroup.procs; exec "$@"', "sh")
-        assert user.start("same", "sh", "-c", script, prefix=prefix) == f"{place}/marker\n"
-        assert run(user, bundle, "sh", "-c", script, prefix=prefix).stdout == f"{place}/marker\n"
+        assert user.start("same", "sh", "-c", script, prefix=prefix) == f"{hierarchy}/marker\n"
+        assert run(user, bundle, "sh", "-c", script, prefix=prefix).stdout == f"{hierarchy}/marker\n"
     finally:
         (group / "marker").rmdir()
         for _ in range(600):
@@ -558,17 +558,17 @@ def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
     # Other tests change the content of /dev/shm and /dev/pts.
     script = 'find /dev /sys/class/infiniband -path "/dev/[sp]*/*" -prune -o -print | sort; ls -l /usr/bin/nvidia-smi; '
     script += 'echo "$NVIDIA_VISIBLE_DEVICES"'
-    own = {"NVIDIA_VISIBLE_DEVICES": "0,3", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "HOME": str(user.home)}
-    own |= {"MELLANOX_VISIBLE_DEVICES": "all", "ENROOT_RESTRICT_DEV": "y"}
-    in_bundle = run(user, bundle, "sh", "-c", script, env=own).stdout
+    environ = {"NVIDIA_VISIBLE_DEVICES": "0,3", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility", "HOME": str(user.home)}
+    environ |= {"MELLANOX_VISIBLE_DEVICES": "all", "ENROOT_RESTRICT_DEV": "y"}
+    in_bundle = run(user, bundle, "sh", "-c", script, env=environ).stdout
     assert "nvidia1\n" in in_bundle and "uverbs0\n" in in_bundle and "nvidia0\n" not in in_bundle
-    assert in_bundle == user.start(str(image), "sh", "-c", script, env=own)
+    assert in_bundle == user.start(str(image), "sh", "-c", script, env=environ)
     tool = user.write("bin/nvidia-container-cli", '#!/bin/sh\necho "$*" > "$(eval echo \\$$#)/gpus"\n', 0o755)
-    by_tool = {**own, "PENROOT_NVIDIA_MODE": "nvidia-container-cli"}
-    said = run(user, bundle, "cat", "/gpus", path=f"{tool.parent}:/usr/bin:/bin", env=by_tool).stdout.split()
-    assert said[:3] == ["--user", f"--root={host.root}", "configure"]
+    by_tool = {**environ, "PENROOT_NVIDIA_MODE": "nvidia-container-cli"}
+    arguments = run(user, bundle, "cat", "/gpus", path=f"{tool.parent}:/usr/bin:/bin", env=by_tool).stdout.split()
+    assert arguments[:3] == ["--user", f"--root={host.root}", "configure"]
     assert "nvidia-container-cli is not installed" in run(user, bundle, "true", env=by_tool, status=1).stderr
-    run(user, bundle, "ls", "/dev/infiniband", env={**own, "MELLANOX_VISIBLE_DEVICES": "void"}, status=1)
+    run(user, bundle, "ls", "/dev/infiniband", env={**environ, "MELLANOX_VISIBLE_DEVICES": "void"}, status=1)
 
 
 @pytest.mark.security("C7")
@@ -577,6 +577,6 @@ def test_stdin_that_is_a_directory_does_not_reach_the_image(user: User, bundle: 
     assert out.endswith("/null\n")
 
 
-def test_auto_is_the_host_dev_for_a_user(user: User, bundle: pathlib.Path) -> None:
+def test_user_has_the_host_dev_with_auto(user: User, bundle: pathlib.Path) -> None:
     devices = run(user, bundle, "ls", "/dev", env={"ENROOT_RESTRICT_DEV": "auto"}).stdout.split()
     assert set(os.listdir("/dev")) <= set(devices)

@@ -1,4 +1,4 @@
-"""The store pruned and verified while containers use it, through the command line as an ordinary user."""
+"""Prune and verify the store while containers use it. An ordinary user runs the command line."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def uri(registry: Server, number: int) -> str:
 
 
 def stored(user: User) -> set[str]:
-    """Return tags of the images in the store."""
+    """Return the tags of the images in the store."""
     images = json.loads(user.penroot("cache", "list", "--json").stdout)
     return {name.rpartition(":")[2] for image in images for name in image["names"]}
 
@@ -51,8 +51,8 @@ def test_list_is_a_table_with_short_digests(user: User, registry: Server) -> Non
     assert row.split()[:2] == [image["names"][0], image["digest"].removeprefix("sha256:")[:12]]
 
 
-def last_used(user: User, registry: Server, number: int, hours: int) -> None:
-    """Let an image look unused for some hours."""
+def set_last_use(user: User, registry: Server, number: int, hours: int) -> None:
+    """Set the last use of an image to ``hours`` ago."""
     name = next(f for f in (user.home / "cache/refs").iterdir() if f.name.endswith(f"3A{number}%2Bamd64"))
     digest = name.read_text().split("\n")[0].removeprefix("sha256:")
     at = time.time() - hours * 3600
@@ -61,7 +61,7 @@ def last_used(user: User, registry: Server, number: int, hours: int) -> None:
 
 @contextlib.contextmanager
 def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
-    """Run a container that waits until its stdin is closed."""
+    """Run a container that waits until its stdin is closed, and then prints /number."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with user.running("penroot", "start", *arguments, "sh", "-c", "echo up; cat; cat /number", **pipes) as process:
         assert process.stdout is not None and process.stdout.readline() == "up\n"
@@ -69,33 +69,33 @@ def running(user: User, *arguments: str) -> Iterator[subprocess.Popen[str]]:
         process.communicate("")
 
 
-def left(user: User) -> list[Path]:
+def temporary_files(user: User) -> list[Path]:
     return list((user.home / "cache/tmp").iterdir())
 
 
-def test_a_store_in_which_there_was_never_anything(user: User) -> None:
+def test_cache_verbs_accept_a_store_that_does_not_exist(user: User) -> None:
     for verb in ("list", "verify", "prune"):
         user.penroot("cache", verb)
     assert not (user.home / "cache").exists()
 
 
 @pytest.mark.parity("cache list --json, prune --keep --older -n --dry-run")
-def test_prune_keeps_what_runs_and_what_containers_need(user: User, registry: Server) -> None:
+def test_prune_keeps_images_of_processes_and_containers(user: User, registry: Server) -> None:
     for number in (0, 1, 2):
         user.start(uri(registry, number), "true")
     user.penroot("create", "--name", "kept", uri(registry, 1))
     with running(user, uri(registry, 0)) as process:
-        said = user.penroot("cache", "prune").stderr
-        assert stored(user) == {"0", "1"}, said
+        stderr = user.penroot("cache", "prune").stderr
+        assert stored(user) == {"0", "1"}, stderr
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
-        assert any(f"process {pid}\n" in said for pid in (process.pid, *children)) and "data/kept" in said
+        assert any(f"process {pid}\n" in stderr for pid in (process.pid, *children)) and "data/kept" in stderr
         assert process.communicate("")[0].endswith("0")  # read now, after the prune
     assert user.start("kept", "cat", "/number") == "1"
     user.penroot("cache", "prune")
     assert stored(user) == {"1"}
     user.penroot("remove", "-f", "kept")
     user.penroot("cache", "prune")
-    assert stored(user) == set() and left(user) == []
+    assert stored(user) == set() and temporary_files(user) == []
     assert list((user.home / "cache/layers").iterdir()) == [] == list((user.home / "cache/refs").iterdir())
 
 
@@ -109,8 +109,8 @@ def test_one_image_is_pruned_by_name_or_digest(user: User, registry: Server) -> 
     first, second = list(images)[:2]  # the last two
     assert images[first] in user.penroot("cache", "prune", first).stdout
     user.penroot("cache", "prune", images[second].partition(":")[2][:12])
-    left = {image["digest"] for image in json.loads(user.penroot("cache", "list", "--json").stdout)}
-    assert left == set(images.values()) - {images[first], images[second]}
+    remaining = {image["digest"] for image in json.loads(user.penroot("cache", "list", "--json").stdout)}
+    assert remaining == set(images.values()) - {images[first], images[second]}
     for wrong in (first, "sha256:00", "nosuch:1", ""):
         assert "cache list" in user.penroot("cache", "prune", wrong, status=1).stderr, wrong
     user.penroot("cache", "prune", uri(registry, 0))
@@ -128,7 +128,9 @@ def test_image_in_use_is_not_pruned_by_name(user: User, registry: Server) -> Non
 def test_running_container_whose_record_is_gone_keeps_its_image(user: User, registry: Server) -> None:
     user.penroot("create", "--name", "box", uri(registry, 3))
     with running(user, "box") as process:
-        user.run("sh", "-c", f"chmod -R u+rwX {user.data}/box; rm -rf {user.data}/box")  # like other tools
+        user.run(
+            "sh", "-c", f"chmod -R u+rwX {user.data}/box; rm -rf {user.data}/box"
+        )  # other tools leave no record either
         user.penroot("cache", "prune")
         assert stored(user) == {"3"}
         assert process.communicate("")[0].endswith("3")
@@ -144,10 +146,10 @@ def test_container_in_a_store_whose_path_is_long(user: User, registry: Server) -
     user.environ["ENROOT_CACHE_PATH"] = "/".join([str(user.home), *(["d" * 60] * 4)])
     user.start(uri(registry, 1), "true")
     with running(user, uri(registry, 0)):
-        said = user.penroot("cache", "prune").stderr
-        assert stored(user) == {"0"}, said
-    said = user.penroot("cache", "prune").stderr
-    assert stored(user) == set(), said
+        stderr = user.penroot("cache", "prune").stderr
+        assert stored(user) == {"0"}, stderr
+    stderr = user.penroot("cache", "prune").stderr
+    assert stored(user) == set(), stderr
 
 
 def test_image_in_use_from_another_store_is_kept_there(user: User, registry: Server) -> None:
@@ -162,11 +164,11 @@ def test_image_in_use_from_another_store_is_kept_there(user: User, registry: Ser
 
 @pytest.mark.clusters("Homes on NFS, a local disk in each node")
 @pytest.mark.parity("ENROOT_CACHE_LIMIT")
-def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -> None:
+def test_limit_removes_the_least_recently_used_image(user: User, registry: Server) -> None:
     for number in (0, 1, 2):
         user.start(uri(registry, number), "true")
     for number, hours in ((0, 5), (1, 50), (2, 20)):
-        last_used(user, registry, number, hours)
+        set_last_use(user, registry, number, hours)
     user.start(uri(registry, 1), "true")  # records the use
     base = sum(len(layer.tar) for layer in numbered(0).layers[:1])
     change = sum(len(layer.tar) for layer in numbered(0).layers[1:])
@@ -178,12 +180,12 @@ def test_limit_removes_what_was_used_longest_ago(user: User, registry: Server) -
 
 
 @pytest.mark.parity("cache list --json, prune --keep --older -n --dry-run")
-def test_dry_run_and_age_remove_nothing_new(user: User, registry: Server) -> None:
+def test_dry_run_and_older_keep_a_new_image(user: User, registry: Server) -> None:
     user.start(uri(registry, 0), "true")
     user.penroot("cache", "prune", "-n")
     user.penroot("cache", "prune", "--older", "1")
     assert stored(user) == {"0"}
-    last_used(user, registry, 0, 30)
+    set_last_use(user, registry, 0, 30)
     user.penroot("cache", "prune", "--older", "1")
     assert stored(user) == set()
 
@@ -199,7 +201,7 @@ def test_starts_while_pruning_never_see_an_empty_image(user: User, registry: Ser
     for process in starts:
         assert process.communicate()[0].split() == ["0"] * 8
         assert process.returncode == 0
-    assert left(user) == []
+    assert temporary_files(user) == []
 
 
 def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, rng: random.Random) -> None:
@@ -214,34 +216,34 @@ def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, 
         for number in (0, 1, 2):
             assert user.start(uri(registry, number), "cat", "/number") == str(number)
     user.penroot("cache", "prune")
-    assert left(user) == []
+    assert temporary_files(user) == []
 
 
 @pytest.mark.parity("a store of another user", "cache list --json, prune --keep --older -n --dry-run")
-def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registry: Server) -> None:
+def test_verify_finds_changes_and_repair_fetches_the_image(user: User, registry: Server) -> None:
     user.start(uri(registry, 1), "true")
     user.penroot("create", "--name", "box", uri(registry, 1))
-    said = user.penroot("cache", "verify").stderr
-    assert said.startswith("[INFO] checked 1 image and 2 layers, ")
-    assert said.endswith(" MB: none damaged\n")
+    stderr = user.penroot("cache", "verify").stderr
+    assert stderr.startswith("[INFO] checked 1 image and 2 layers, ")
+    assert stderr.endswith(" MB: none damaged\n")
     layers = [path / "fs" for path in (user.home / "cache/layers").iterdir()]
     (top,) = (path for path in layers if (path / "number").exists())
     (base,) = (path for path in layers if path != top)
-    was = (top / "number").stat()
+    before = (top / "number").stat()
     (top / "number").write_bytes(b"7")
-    os.utime(top / "number", ns=(was.st_atime_ns, was.st_mtime_ns))
+    os.utime(top / "number", ns=(before.st_atime_ns, before.st_mtime_ns))
     (base / "bin/more").symlink_to("busybox")
     (base / "bin/id").unlink()
     (base / "etc").chmod(0o700)
     (base.parent / "index").write_text((base.parent / "index").read_text() + "file 4755 0 0 bin/busybox\n")
     (image,) = (user.home / "cache/images").iterdir()
     (image / "stack").write_text("")
-    said = user.penroot("cache", "verify", status=1).stderr
+    stderr = user.penroot("cache", "verify", status=1).stderr
     for line in (
         "/number was changed: content", "/bin/more was added", "/bin/id is gone", "/etc was changed: mode",
         "its index was changed", "its stack was changed", "cache verify --repair",
     ):  # fmt: skip
-        assert line in said
+        assert line in stderr
     user.penroot("cache", "verify", "--repair")
     assert ": none damaged" in user.penroot("cache", "verify").stderr
     assert user.start("box", "cat", "/number") == "1"
@@ -249,17 +251,17 @@ def test_verify_finds_what_was_changed_and_repair_fetches_it(user: User, registr
 
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_store_without_locks_is_reported(user: User, registry: Server) -> None:
-    """Lustre without the mount option flock has no locks."""
+    """Lustre has no locks unless it is mounted with the option flock."""
     require(shutil.which("strace"), "strace is not installed")
     prefix = ("strace", "-f", "-qq", "-o", str(user.home / "trace"), "-e", "inject=flock:error=ENOSYS")
-    said = user.penroot("start", uri(registry, 1), "true", prefix=prefix, status=1).stderr
-    assert "cannot lock" in said and "-o flock" in said and "Traceback" not in said
+    stderr = user.penroot("start", uri(registry, 1), "true", prefix=prefix, status=1).stderr
+    assert "cannot lock" in stderr and "-o flock" in stderr and "Traceback" not in stderr
     assert list((user.home / "cache/tmp").iterdir()) == []
 
 
-def test_repair_touches_nothing_that_runs(user: User, registry: Server) -> None:
+def test_repair_keeps_layers_that_are_in_use(user: User, registry: Server) -> None:
     with running(user, uri(registry, 1)):
         (top,) = (user.home / "cache/layers").glob("*/fs/number")
         top.write_bytes(b"7")
-        said = user.penroot("cache", "verify", "--repair", status=1).stderr
-        assert "uses it" in said and top.exists()
+        stderr = user.penroot("cache", "verify", "--repair", status=1).stderr
+        assert "uses it" in stderr and top.exists()

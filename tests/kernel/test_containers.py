@@ -1,4 +1,4 @@
-"""create, list, remove, export and the conventions of the command line, as an ordinary user."""
+"""An ordinary user runs create, list, remove and export, and meets the conventions of the command line."""
 
 from __future__ import annotations
 
@@ -95,8 +95,8 @@ def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathli
     with user.running(*words, **dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)) as running:
         assert running.stdout is not None and running.stdout.readline() == "up\n"
         refused = f"process {running.pid} (sh) runs in the container box"
-        said = user.penroot("remove", "-f", "box", "idle", status=1).stderr
-        assert refused in said and f"kill {running.pid}" in said
+        stderr = user.penroot("remove", "-f", "box", "idle", status=1).stderr
+        assert refused in stderr and f"kill {running.pid}" in stderr
         for verb, image_name in (
             ("create", str(image)),
             *((verb, "docker://127.0.0.1:1/x") for verb in ("create", "load")),  # before the pull
@@ -114,13 +114,13 @@ def test_import_looks_at_its_directory_before_it_fetches(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    ("options", "said"),
+    ("options", "error"),
     [("-comp nope", "unknown compression nope"), ("-comp gzpi", "use one of lz4, zstd, gzip"), ("-b", "-b needs")],
 )
-def test_squash_options_are_checked_before_the_work(user: User, rootfs: pathlib.Path, options: str, said: str) -> None:
+def test_squash_options_are_checked_before_the_work(user: User, rootfs: pathlib.Path, options: str, error: str) -> None:
     """Values that only mksquashfs can check are reported with its own message."""
     done = user.penroot("import", "docker://127.0.0.1:1/x", env={"ENROOT_SQUASH_OPTIONS": options}, status=1)
-    assert "ENROOT_SQUASH_OPTIONS" in done.stderr and said in done.stderr
+    assert "ENROOT_SQUASH_OPTIONS" in done.stderr and error in done.stderr
     done = user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-b nope"}, status=1)
     assert "mksquashfs failed: -b invalid block size" in done.stderr
 
@@ -174,7 +174,7 @@ def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path,
 
 @pytest.mark.parametrize("verb", ["import", "export"])
 def test_save_onto_a_link_writes_its_target(user: User, rootfs: pathlib.Path, image: pathlib.Path, verb: str) -> None:
-    """Like a shell. The link stays, whether its target exists or not."""
+    """The link stays, whether its target exists or not, as with the redirection of a shell."""
     link, real = user.home / "latest.sqsh", user.home / "v1.sqsh"
     link.symlink_to("v1.sqsh")
     source = "box" if verb == "export" else f"oci:{oci_layout(user)}"
@@ -189,54 +189,54 @@ def test_save_onto_a_link_writes_its_target(user: User, rootfs: pathlib.Path, im
 
 
 def oci_layout(user: User) -> pathlib.Path:
-    place = user.home / "layout"
+    directory = user.home / "layout"
     image = images.busybox()
     blobs = [image.manifest(), image.config(), *(layer.blob for layer in image.layers)]
-    images.write_layout(place, blobs, images.index([(image, {"os": "linux", "architecture": architecture()})]))
-    (place / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
-    user.own(place)
-    return place
+    images.write_layout(directory, blobs, images.index([(image, {"os": "linux", "architecture": architecture()})]))
+    (directory / "oci-layout").write_text('{"imageLayoutVersion": "1.0.0"}')
+    user.own(directory)
+    return directory
 
 
-@pytest.mark.parametrize("what", ["a FIFO", "a device", "a socket", "a link to a FIFO"])
-def test_save_onto_what_is_no_file_is_refused(user: User, rootfs: pathlib.Path, what: str) -> None:
+@pytest.mark.parametrize("kind", ["a FIFO", "a device", "a socket", "a link to a FIFO"])
+def test_save_onto_a_special_file_is_refused(user: User, rootfs: pathlib.Path, kind: str) -> None:
     target = user.home / "target"
-    if what == "a device":
+    if kind == "a device":
         require(os.geteuid() == 0, "only root can make a device node")
         os.mknod(target, 0o666 | stat.S_IFCHR, os.makedev(1, 3))
-    elif what == "a socket":
+    elif kind == "a socket":
         with socket.socket(socket.AF_UNIX) as listener:
             listener.bind(str(target))
     else:
         os.mkfifo(target)
     user.own(target)
     name = target
-    if what.startswith("a link"):
+    if kind.startswith("a link"):
         name = user.home / "link"
         name.symlink_to(target)
     before = target.lstat()
     for verb, source in (("export", "box"), ("import", "docker://127.0.0.1:1/x")):
         for options in ((), ("-f",)):
             done = user.penroot(verb, *options, "-o", str(name), source, status=1)
-            assert f"{target} is {what.rpartition('to ')[2]}" in done.stderr
+            assert f"{target} is {kind.rpartition('to ')[2]}" in done.stderr
     assert (target.lstat().st_ino, target.lstat().st_mode) == (before.st_ino, before.st_mode)
 
 
 @pytest.mark.security("U11")
 def test_save_does_not_follow_the_link_of_another_user(user: User, rootfs: pathlib.Path) -> None:
-    """In a world-writable directory such as /tmp."""
+    """The link is in a world-writable directory such as /tmp."""
     require(os.geteuid() == 0, "only root can give a link away")
-    place = user.home / "open"
-    place.mkdir()
-    place.chmod(0o1777)
-    (place / "x.sqsh").symlink_to(user.home / "victim")
-    os.chown(place / "x.sqsh", 4242, 4242, follow_symlinks=False)
-    done = user.penroot("export", "-f", "-o", str(place / "x.sqsh"), "box", status=1)
+    directory = user.home / "open"
+    directory.mkdir()
+    directory.chmod(0o1777)
+    (directory / "x.sqsh").symlink_to(user.home / "victim")
+    os.chown(directory / "x.sqsh", 4242, 4242, follow_symlinks=False)
+    done = user.penroot("export", "-f", "-o", str(directory / "x.sqsh"), "box", status=1)
     assert "is a link of uid 4242" in done.stderr
     assert not (user.home / "victim").exists()
 
 
-def test_nothing_is_half_made_when_the_disk_is_full(user: User, image: pathlib.Path) -> None:
+def test_create_on_a_full_disk_leaves_nothing(user: User, image: pathlib.Path) -> None:
     with small_filesystem(user.home / "small", f"size=1m,mode=700,uid={UID}") as small:
         done = user.penroot("create", str(image), env={"ENROOT_DATA_PATH": str(small)}, status=1)
         assert list(small.iterdir()) == []
@@ -292,11 +292,11 @@ def test_info_says_where_each_value_comes_from(user: User) -> None:
         assert f"  ENROOT_{variable}  ({origin})" in lines
 
 
-@pytest.mark.parametrize("place", ["cwd", "pythonpath"])
-def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, place: str) -> None:
-    """-IS: Python searches neither the working directory nor PYTHONPATH."""
+@pytest.mark.parametrize("source", ["cwd", "pythonpath"])
+def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, source: str) -> None:
+    """penroot runs Python with -IS, so Python searches neither the working directory nor PYTHONPATH."""
     (user.home / "os.py").write_text("raise SystemExit('poisoned')\n")
-    env = {"PYTHONPATH": str(user.home), "PYTHONSTARTUP": str(user.home / "os.py")} if place == "pythonpath" else {}
+    env = {"PYTHONPATH": str(user.home), "PYTHONSTARTUP": str(user.home / "os.py")} if source == "pythonpath" else {}
     assert user.start("box", "echo", "x", env=env, cwd=user.home) == "x\n"
     assert user.penroot("list", env=env, cwd=user.home).stdout == "box\n"
 
@@ -334,7 +334,7 @@ def test_every_verb_completes(user: User) -> None:
 
 @pytest.mark.parity("an empty value is an error")
 @pytest.mark.parametrize(
-    ("script", "said"),
+    ("script", "error"),
     [
         ("mkdir gone && cd gone && rmdir ../gone && penroot create x.sqsh", "no such image: x.sqsh"),
         ("mkdir gone && cd gone && rmdir ../gone && penroot import oci:layout", "the working directory is gone"),
@@ -355,10 +355,10 @@ def test_every_verb_completes(user: User) -> None:
         ("mkdir -p etc/penroot.yaml; penroot list", "/etc/penroot.yaml: Is a directory"),
     ],
 )
-def test_a_damaged_place_is_one_line(user: User, rootfs: pathlib.Path, script: str, said: str) -> None:
+def test_error_and_hint_are_one_line_each(user: User, rootfs: pathlib.Path, script: str, error: str) -> None:
     lines = user.run("sh", "-c", script, status=1).stderr.splitlines()
     assert [line[:7] for line in lines] == ["[ERROR]", "[HINT] "]
-    assert said in lines[0]
+    assert error in lines[0]
 
 
 def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, image: pathlib.Path) -> None:
@@ -380,7 +380,7 @@ def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, imag
 
 
 def test_explain_of_an_image_file_ends(user: User, image: pathlib.Path) -> None:
-    # The command waits for a child, which is still running when the wait begins.
+    # The command has to wait for a child process that is still running.
     done = user.run("timeout", "20", f"{PREFIX}/bin/penroot", "start", "--explain", str(image), "true")
     assert "run      true" in done.stdout
 
@@ -398,17 +398,17 @@ def test_a_job_may_bring_the_tmpdir_of_another_machine(user: User, rootfs: pathl
 def test_misspelt_variable_is_reported(user: User, rootfs: pathlib.Path) -> None:
     env = {"ENROOT_MOUNT_HOM": "yes", "ENROOT_OF_THE_SITE": "1"}
     for words in (("start", "box", "true"), ("list",)):
-        said = user.penroot(*words, env=env).stderr
-        assert said == "[WARN] ignoring ENROOT_MOUNT_HOM: did you mean ENROOT_MOUNT_HOME?\n"
+        stderr = user.penroot(*words, env=env).stderr
+        assert stderr == "[WARN] ignoring ENROOT_MOUNT_HOM: did you mean ENROOT_MOUNT_HOME?\n"
 
 
 def test_record_that_a_crash_emptied_is_reported(user: User) -> None:
     (user.data / "cut/upper").mkdir(parents=True)
     (user.data / "cut/.penroot").touch()
     user.own(user.data)
-    said = user.penroot("start", "cut", "true", status=1).stderr
-    assert f"the record of the container cut is damaged: {user.data}/cut/.penroot" in said
-    assert f"the container's changes are in {user.data}/cut/upper" in said
+    stderr = user.penroot("start", "cut", "true", status=1).stderr
+    assert f"the record of the container cut is damaged: {user.data}/cut/.penroot" in stderr
+    assert f"the container's changes are in {user.data}/cut/upper" in stderr
     user.penroot("remove", "--force", "cut")
 
 
@@ -418,12 +418,12 @@ def test_record_that_a_crash_emptied_is_reported(user: User) -> None:
 )
 def test_mistyped_reference_shows_no_password(user: User, rootfs: pathlib.Path, verb: str, form: str) -> None:
     reference = form.format("hunter2")
-    said = user.run("sh", "-c", f'{PREFIX}/bin/penroot {verb} "{reference}" true 2>&1; [ $? != 0 ]').stdout
-    assert "[ERROR]" in said and "hunter2" not in said
+    stdout = user.run("sh", "-c", f'{PREFIX}/bin/penroot {verb} "{reference}" true 2>&1; [ $? != 0 ]').stdout
+    assert "[ERROR]" in stdout and "hunter2" not in stdout
 
 
 def test_scheme_with_one_slash_is_named(user: User, rootfs: pathlib.Path) -> None:
     for reference in ("docker:/me:hunter2@reg#app", "docker:/debian:12"):
-        said = user.penroot("import", reference, status=1).stderr
-        assert "the scheme is docker://, with two slashes" in said
+        stderr = user.penroot("import", reference, status=1).stderr
+        assert "the scheme is docker://, with two slashes" in stderr
         assert "docker://IMAGE" in user.penroot("start", reference, status=1).stderr

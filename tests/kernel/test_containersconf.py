@@ -1,4 +1,4 @@
-"""registries.conf and certs.d of podman and skopeo: skopeo reads each file as well, with the same result."""
+"""penroot reads registries.conf and certs.d of podman and skopeo. skopeo reads the same files with the same result."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OWN = ".config/containers"
 
 @pytest.fixture(scope="module")
 def registry(registry: Server) -> Server:
-    """Run a registry whose images have different digests under each name."""
+    """Run a registry in which each image has another digest."""
     for number, name in enumerate(("team/box", "hub/team/box", "other/team/box", "library/short", "team/box/sub")):
         registry.pusher.image(name, "1", images.busybox(entry("number", b"%d" % number)))
     return registry
@@ -33,14 +33,14 @@ def registry(registry: Server) -> Server:
 
 @pytest.fixture
 def front(registry: Server) -> Iterator[Faulty]:
-    """Serve the registry without TLS, at an address that does not count as this machine's."""
-    with faulty(registry.host, bind="0.0.0.0") as made:
-        yield made
+    """Serve the registry without TLS, at an address that penroot does not regard as this machine's."""
+    with faulty(registry.host, bind="0.0.0.0") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def trust() -> Iterator[Path]:
-    """Return a directory with ca.pem, a server's TLS context for 127.0.0.1, and a client's certificate and key."""
+    """Return a directory with ca.pem, and with certificate and key of a server at 127.0.0.1 and of a client."""
     directory = Path(tempfile.mkdtemp(prefix="penroot-ca-", dir="/var/tmp"))
     directory.chmod(0o755)
     authority(directory)
@@ -54,12 +54,12 @@ def trust() -> Iterator[Path]:
 
 
 def context(trust: Path, *, wants_client: bool = False) -> ssl.SSLContext:
-    made = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-    made.load_cert_chain(trust / "cert.pem", trust / "key.pem")
+    tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    tls.load_cert_chain(trust / "cert.pem", trust / "key.pem")
     if wants_client:
-        made.verify_mode = ssl.CERT_REQUIRED
-        made.load_verify_locations(trust / "ca.pem")
-    return made
+        tls.verify_mode = ssl.CERT_REQUIRED
+        tls.load_verify_locations(trust / "ca.pem")
+    return tls
 
 
 def skopeo(user: User, image: str, *, prefix: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> str:
@@ -87,12 +87,13 @@ def digest(registry: Server, name: str) -> str:
 
 
 def check(user: User, registry: Server, image: str, name: str) -> None:
-    """Check that both programs read the image called ``name`` in the registry, or refuse if that is ""."""
+    """Check that penroot and skopeo read the registry's image ``name``. If ``name`` is "", both must fail."""
     wanted = digest(registry, name) if name else REFUSED
     assert {"penroot": penroot(user, image), "skopeo": skopeo(user, image)} == {"penroot": wanted, "skopeo": wanted}
 
 
-# The image, its name in the registry at HOST, and the tables; MISSING is a host that does not answer.
+# Situation -> (the requested image, its name in the registry at HOST, the content of registries.conf).
+# MISSING is a host that does not answer. An empty name: both programs must fail.
 TABLES = {
     "no table": ("HOST/team/box:1", "", ""),
     "insecure": ("HOST/team/box:1", "team/box", "[[registry]]\nlocation = 'HOST'\ninsecure = true\n"),
@@ -231,50 +232,50 @@ def test_tables_mean_the_same_to_skopeo(user: User, registry: Server, front: Fau
 @pytest.mark.parametrize("pull", ["all", "digest-only", "tag-only"])
 def test_mirror_of_digests_serves_only_these(user: User, registry: Server, front: Faulty, pull: str) -> None:
     """The image is only in the mirror, so only the mirror can serve its digest."""
-    there = digest(registry, "hub/team/box")
+    mirrored = digest(registry, "hub/team/box")
     text = f"[[registry]]\nlocation = '{front.host}'\ninsecure = true\n[[registry.mirror]]\n"
     text += f"location = '{front.host}/hub'\ninsecure = true\npull-from-mirror = '{pull}'\n"
     user.write(f"{OWN}/registries.conf", text)
     name = "" if pull == "tag-only" else "hub/team/box"
-    check_digest = digest(registry, name) if name else REFUSED
-    image = f"{front.host}/team/box@{there}"
+    expected_digest = digest(registry, name) if name else REFUSED
+    image = f"{front.host}/team/box@{mirrored}"
     done = user.penroot("load", f"docker://{image}", status=None)
-    assert (done.returncode == 0) == bool(check_digest) == bool(skopeo(user, image)), done.stderr
+    assert (done.returncode == 0) == bool(expected_digest) == bool(skopeo(user, image)), done.stderr
 
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
 def test_drop_ins_replace_tables_in_order(user: User, registry: Server, front: Faulty) -> None:
-    """In /etc/containers and at home; the user's own file replaces the drop-ins, as in skopeo."""
+    """Drop-ins are in /etc/containers and at home. The user's own file replaces drop-ins, as in skopeo."""
     require(os.geteuid() == 0, "only root can put files in /etc/containers")
     etc = user.home / "containers"
 
-    def table(place: str, prefix: str = "reg.test") -> str:
-        return f"[[registry]]\nprefix = '{prefix}'\nlocation = '{front.host}/{place}'\ninsecure = true\n"
+    def table(location: str, prefix: str = "reg.test") -> str:
+        return f"[[registry]]\nprefix = '{prefix}'\nlocation = '{front.host}/{location}'\ninsecure = true\n"
 
     mounts = f'mkdir -p /etc/containers && mount --bind {etc} /etc/containers && exec "$@"'
     prefix = ("unshare", "-m", "sh", "-c", mounts, "sh")
     etc.mkdir()
 
-    def means(name: str) -> None:
+    def check_both(name: str) -> None:
         wanted, image = digest(registry, name) if name else REFUSED, "reg.test/team/box:1"
         assert [penroot(user, image, prefix=prefix), skopeo(user, image, prefix=prefix)] == [wanted, wanted]
 
-    means("")
+    check_both("")
     user.write("containers/registries.conf", table("none"))
-    means("")
+    check_both("")
     user.write("containers/registries.conf.d/20.conf", table("hub"))
-    means("hub/team/box")
+    check_both("hub/team/box")
     user.write("containers/registries.conf.d/10.conf", table("none"))
     user.write("containers/registries.conf.d/30.conf.bak", table("none"))
-    means("hub/team/box")
+    check_both("hub/team/box")
     user.write("containers/registries.conf.d/30.conf", table("other/team", "reg.test/team"))
-    means("other/team/box")
+    check_both("other/team/box")
     user.write(f"{OWN}/registries.conf.d/00.conf", table("hub/team", "reg.test/team"))
-    means("hub/team/box")
+    check_both("hub/team/box")
     user.write(f"{OWN}/registries.conf", table("other"))
-    means("hub/team/box")
+    check_both("hub/team/box")
     (user.home / OWN / "registries.conf.d/00.conf").unlink()
-    means("other/team/box")
+    check_both("other/team/box")
 
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
@@ -289,8 +290,8 @@ def test_file_of_the_variable_replaces_the_main_file(user: User, registry: Serve
         registry, "hub/team/box"
     )
     environ["CONTAINERS_REGISTRIES_CONF"] = f"{user.home}/none.conf"
-    said = user.penroot("digest", f"docker://{front.host}/team/box:1", env=environ, status=1).stderr
-    assert f"CONTAINERS_REGISTRIES_CONF={user.home}/none.conf: there is no such file" in said
+    stderr = user.penroot("digest", f"docker://{front.host}/team/box:1", env=environ, status=1).stderr
+    assert f"CONTAINERS_REGISTRIES_CONF={user.home}/none.conf: there is no such file" in stderr
 
 
 @pytest.mark.parity("certs.d of podman and skopeo")
@@ -298,37 +299,37 @@ def test_file_of_the_variable_replaces_the_main_file(user: User, registry: Serve
 def test_authority_of_certs_d(user: User, registry: Server, trust: Path, parent: str) -> None:
     with faulty(registry.host, tls=context(trust)) as server:
         check(user, registry, f"{server.host}/team/box:1", "")
-        place = Path(parent if parent.startswith("/") else user.home / parent) / server.host
+        directory = Path(parent if parent.startswith("/") else user.home / parent) / server.host
         require(os.geteuid() == 0 or parent.startswith("."), "only root can write there")
-        made = [path for path in (place, *place.parents) if not path.exists()]
+        created = [path for path in (directory, *directory.parents) if not path.exists()]
         try:
-            place.mkdir(parents=True)
-            shutil.copy(trust / "ca.pem", place / "site.pem")  # its name does not end in .crt
+            directory.mkdir(parents=True)
+            shutil.copy(trust / "ca.pem", directory / "site.pem")  # its name does not end in .crt
             check(user, registry, f"{server.host}/team/box:1", "")
-            shutil.copy(trust / "ca.pem", place / "site.crt")
+            shutil.copy(trust / "ca.pem", directory / "site.crt")
             check(user, registry, f"{server.host}/team/box:1", "team/box")
         finally:
-            shutil.rmtree(made[-1])
+            shutil.rmtree(created[-1])
 
 
 @pytest.mark.parity("certs.d of podman and skopeo")
 def test_client_certificate_of_certs_d(user: User, registry: Server, trust: Path) -> None:
     with faulty(registry.host, tls=context(trust, wants_client=True)) as server:
-        image, place = f"{server.host}/team/box:1", f"{OWN}/certs.d/{server.host}"
-        user.write(f"{place}/site.crt", (trust / "ca.pem").read_text())
+        image, directory = f"{server.host}/team/box:1", f"{OWN}/certs.d/{server.host}"
+        user.write(f"{directory}/site.crt", (trust / "ca.pem").read_text())
         check(user, registry, image, "")
-        user.write(f"{place}/me.cert", (trust / "client.pem").read_text())
+        user.write(f"{directory}/me.cert", (trust / "client.pem").read_text())
         check(user, registry, image, "")
-        said = user.penroot("digest", f"docker://{image}", status=1).stderr
-        assert "me.cert: the client's me.key is missing" in said
-        user.write(f"{place}/me.key", (trust / "client.key").read_text(), 0o600)
+        stderr = user.penroot("digest", f"docker://{image}", status=1).stderr
+        assert "me.cert: the client's me.key is missing" in stderr
+        user.write(f"{directory}/me.key", (trust / "client.key").read_text(), 0o600)
         check(user, registry, image, "team/box")
-        user.write(f"{place}/me.key", "none", 0o600)
+        user.write(f"{directory}/me.key", "none", 0o600)
         check(user, registry, image, "")
 
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
-def test_insecure_is_for_certificates_too(user: User, registry: Server, trust: Path) -> None:
+def test_insecure_accepts_any_certificate(user: User, registry: Server, trust: Path) -> None:
     with faulty(registry.host, tls=context(trust)) as server:
         check(user, registry, f"{server.host}/team/box:1", "")
         user.write(f"{OWN}/registries.conf", f"[[registry]]\nlocation = '{server.host}'\ninsecure = true\n")
@@ -339,25 +340,25 @@ def test_insecure_is_for_certificates_too(user: User, registry: Server, trust: P
 
 @pytest.mark.parity("penroot's registries.conf takes precedence over podman's")
 def test_our_line_replaces_tables_and_info_names_it(user: User, registry: Server, front: Faulty) -> None:
-    theirs = user.write(
+    podman_file = user.write(
         f"{OWN}/registries.conf",
         "[[registry]]\nlocation = 'reg.test'\nblocked = true\n"
         f"[[registry]]\nprefix = 'open.test'\nlocation = '{front.host}/hub'\ninsecure = true\n",
     )
-    ours = user.write("etc/registries.conf", "reg.test token=tokens.test\n0.0.0.0 http\n")
-    said = user.penroot("digest", "docker://reg.test/team/box:1", status=1).stderr
-    assert f"reg.test/team/box:1: {theirs} blocks reg.test" in said
-    ours.write_text(f"reg.test mirror={front.host}/hub\n0.0.0.0 http\n")
+    penroot_file = user.write("etc/registries.conf", "reg.test token=tokens.test\n0.0.0.0 http\n")
+    stderr = user.penroot("digest", "docker://reg.test/team/box:1", status=1).stderr
+    assert f"reg.test/team/box:1: {podman_file} blocks reg.test" in stderr
+    penroot_file.write_text(f"reg.test mirror={front.host}/hub\n0.0.0.0 http\n")
     assert penroot(user, "reg.test/team/box:1") == digest(registry, "hub/team/box")
     shown = user.penroot("info").stdout
-    assert f"  reg.test mirror={front.host}/hub  ({ours}:1)\n" in shown
-    assert f"  reg.test blocked  ({theirs}, replaced by {ours}:1)\n" in shown
-    assert f"  open.test insecure location={front.host}/hub  ({theirs})\n" in shown
+    assert f"  reg.test mirror={front.host}/hub  ({penroot_file}:1)\n" in shown
+    assert f"  reg.test blocked  ({podman_file}, replaced by {penroot_file}:1)\n" in shown
+    assert f"  open.test insecure location={front.host}/hub  ({podman_file})\n" in shown
 
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
 def test_prefix_with_a_tag_is_for_that_tag(user: User, registry: Server, front: Faulty) -> None:
-    """As the man page specifies. skopeo 1.18 compares names without tags, so such a table has no effect there."""
+    """penroot follows the man page. skopeo 1.18 compares names without tags, so the table has no effect there."""
     table = f"[[registry]]\nprefix = 'reg.test/team/box:1'\nlocation = '{front.host}/hub/team/box:1'\ninsecure = true\n"
     user.write(f"{OWN}/registries.conf", table)
     assert penroot(user, "reg.test/team/box:1") == digest(registry, "hub/team/box")
@@ -366,7 +367,7 @@ def test_prefix_with_a_tag_is_for_that_tag(user: User, registry: Server, front: 
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
 def test_stored_image_is_compared_with_its_new_registry(user: User, registry: Server, front: Faulty) -> None:
-    """The store remembers the address of the last import, which no longer counts."""
+    """The store remembers the registry of the last import. A new table makes the start ask another registry."""
     image = f"{front.host}/team/box:1"
     user.write(f"{OWN}/registries.conf", f"[[registry]]\nlocation = '{front.host}'\ninsecure = true\n")
     assert user.start(f"docker://{image}", "cat", "/number") == "0"

@@ -1,4 +1,4 @@
-"""Data in squashfs files as mounts: ``--mount FILE:DIRECTORY:sqsh``, and the same in an fstab."""
+"""Mount squashfs files with data: ``--mount FILE:DIRECTORY:sqsh``, or a line of an fstab."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def squash(user: User, name: str, **files: str) -> pathlib.Path:
-    """Make a squashfs file of a directory with these files, which belong to another user."""
+    """Make a squashfs file that contains ``files``. Within it, all files belong to another user."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
     tree, path = user.home / f"{name}.tree", user.home / name
     tree.mkdir()
@@ -35,7 +35,7 @@ def data(user: User) -> pathlib.Path:
 
 @pytest.mark.parity("the examples of docs/howto/mount-data.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path) -> None:
-    """With another image name and command; Slurm's examples are in tests/slurm/test_mounts.py."""
+    """The test replaces the example's image and command. tests/slurm/test_mounts.py has the examples for Slurm."""
     text = (pathlib.Path(__file__).parents[2] / "docs/howto/mount-data.md").read_text()
     (example,) = re.findall(r"```console\n(\$ mksquashfs [^`]*)```", text)
     make, _, start = (line.removeprefix("$ ") for line in example.strip().splitlines())
@@ -48,16 +48,16 @@ def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path) -> 
     assert user.run("sh", "-c", command).stdout == "of data\nof more\n"
 
 
-def test_a_mount_within_needs_a_directory_that_is_there(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+def test_nested_mount_needs_an_existing_directory(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     tree = user.home / "more"
     (tree / "within").mkdir(parents=True)
     subprocess.run(["mksquashfs", tree, user.home / "more.sqsh", "-quiet", "-no-progress"], check=True)
     user.own(user.home / "more.sqsh")
     words = ("--mount", "more.sqsh:/data:sqsh", "--mount")
     assert inside(user, "cat /data/within/file", *words, "data.sqsh:/data/within:sqsh") == "of data\n"
-    said = user.penroot("start", *words, "data.sqsh:/data/none:sqsh", "box", "true", status=1).stderr
-    assert "cannot mount data.sqsh on /data/none: Read-only file system" in said
-    assert "/data/none does not exist on a read-only file system: choose another target; asked for" in said
+    stderr = user.penroot("start", *words, "data.sqsh:/data/none:sqsh", "box", "true", status=1).stderr
+    assert "cannot mount data.sqsh on /data/none: Read-only file system" in stderr
+    assert "/data/none does not exist on a read-only file system: choose another target; asked for" in stderr
 
 
 def inside(user: User, script: str, *options: str, **more: object) -> str:
@@ -68,7 +68,7 @@ def inside(user: User, script: str, *options: str, **more: object) -> str:
     "owners and modes in the file hide nothing from a user who can read the file", "read-only, nosuid and nodev"
 )
 def test_data_is_read_only_and_gives_no_privileges(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
-    """Owners and modes protect nothing from a user who can read the file: the container has no other user."""
+    """A user who can read the squashfs file sees all its files, whatever their owners and modes are."""
     script = "cat /data/file; grep ' /data ' /proc/mounts | cut -d' ' -f4; touch /data/x 2> /dev/null || echo refused"
     for options, file in ((), data), (("--root",), "data.sqsh"), (("--root", "--rw"), data):
         content, flags, refused = inside(user, script, *options, "--mount", f"{file}:/data:sqsh").splitlines()
@@ -111,7 +111,7 @@ def test_in_an_fstab_of_the_site(user: User, rootfs: pathlib.Path, data: pathlib
 @pytest.mark.parity("in an fstab of mounts.d")
 @pytest.mark.parametrize(("options", "warnings"), [("nofail", 3), ("nofail,silent", 0)])
 def test_nofail_and_silent(user: User, rootfs: pathlib.Path, data: pathlib.Path, options: str, warnings: int) -> None:
-    """A missing file, a file of another kind, and an image that squashfuse refuses."""
+    """The sources are a missing file, a directory, and a file that squashfuse cannot mount."""
     damage(data)
     fstab(user, "".join(f"{path} /x sqsh {options}\n" for path in ("/no/such", user.home, data)))
     done = user.penroot("start", "box", "echo", "started")
@@ -120,14 +120,14 @@ def test_nofail_and_silent(user: User, rootfs: pathlib.Path, data: pathlib.Path,
 
 
 def damage(path: pathlib.Path) -> None:
-    """Truncate a squashfs file to its superblock."""
+    """Overwrite a squashfs file with zeros after its superblock."""
     content = path.read_bytes()
     path.write_bytes(content[:96] + bytes(len(content) - 96))
 
 
 @pytest.mark.parity("a directory, a device")
 @pytest.mark.parametrize(
-    ("mount", "said"),
+    ("mount", "expected"),
     [
         ("{home}:/x:sqsh", "{home} is a directory, not a squashfs file"),
         ("{home}/script:/x:sqsh", "{home}/script is not a squashfs file"),
@@ -143,7 +143,7 @@ def damage(path: pathlib.Path) -> None:
     ],
 )
 def test_unmountable_data_is_an_error(
-    user: User, rootfs: pathlib.Path, data: pathlib.Path, mount: str, said: str
+    user: User, rootfs: pathlib.Path, data: pathlib.Path, mount: str, expected: str
 ) -> None:
     require(os.geteuid() == 0 or "closed" not in mount, "only root can make a file that belongs to another user")
     (user.home / "script").write_text("#!/bin/sh\n")
@@ -155,27 +155,27 @@ def test_unmountable_data_is_an_error(
     shutil.copy(data, user.home / "closed")
     (user.home / "closed").chmod(0)
     done = user.penroot("start", "--mount", mount.format(home=user.home), "box", "echo", "started", status=1)
-    error, hint = done.stderr.splitlines()
-    assert said.format(home=user.home) in error
+    error_line, hint = done.stderr.splitlines()
+    assert expected.format(home=user.home) in error_line
     assert done.stdout == "" and hint.startswith("[HINT] ")
 
 
-def test_a_file_named_by_a_directory_says_both_ways(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+def test_file_mounted_on_a_directory_hints_at_sqsh(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     hint = user.penroot("start", "--mount", f"{data}:/etc", "box", "true", status=1).stderr.splitlines()[-1]
     assert f"to mount its content: {data}:/etc:sqsh" in hint
 
 
 def test_a_configuration_script_comes_too_late(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     script = user.write("conf", f"mounts() {{ echo {data} /data sqsh; }}\n")
-    said = user.penroot("start", "--conf", str(script), "box", "true", status=1).stderr
-    assert f"cannot mount {data} on /data: the container exists already" in said
-    assert f"it cannot be added later; asked for by mounts() of {script}:1" in said
+    stderr = user.penroot("start", "--conf", str(script), "box", "true", status=1).stderr
+    assert f"cannot mount {data} on /data: the container exists already" in stderr
+    assert f"it cannot be added later; asked for by mounts() of {script}:1" in stderr
 
 
-def test_an_image_mounts_none(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+def test_image_cannot_mount_data(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
     (rootfs / "etc/fstab").write_text(f"{data} /data sqsh ro\n")
-    said = user.penroot("start", "box", "true", status=1).stderr
-    assert "an image may mount a tmpfs and its own directories" in said
+    stderr = user.penroot("start", "box", "true", status=1).stderr
+    assert "an image may mount a tmpfs and its own directories" in stderr
 
 
 @pytest.mark.parity("the file's server ends with the container")
@@ -187,10 +187,8 @@ def test_the_server_ends_with_the_container(user: User, rootfs: pathlib.Path, da
     until(lambda: not servers(data), "the server ends")
 
 
-def test_the_file_that_was_checked_is_the_one_that_is_mounted(
-    user: User, rootfs: pathlib.Path, data: pathlib.Path
-) -> None:
-    """The file is opened once. A hook that then puts another file in its place changes nothing."""
+def test_file_replaced_after_the_check_is_not_mounted(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    """penroot opens the file once. A hook that replaces the file later changes nothing."""
     squash(user, "other.sqsh", file="of another\n")
     user.write("etc/hooks.d/50-swap.sh", f"#!/bin/sh\nmv {user.home}/other.sqsh {data}\n", 0o755)
     assert inside(user, "cat /data/file", "--mount", f"{data}:/data:sqsh") == "of data\n"

@@ -16,7 +16,7 @@ SHOW = 'shown=$(for n in 0 1 2 5 6 7 8 9; do echo $n $(readlink /proc/$$/fd/$n);
 PROGRAM = """
 import os, sys
 sys.path.insert(0, sys.argv[1])
-for number in sys.argv[2]:  # opened here, as Python does not start with such a descriptor
+for number in sys.argv[2]:  # opened here, because Python does not start with such descriptors
     os.dup2(os.open(".", os.O_PATH if number == "2" else os.O_RDONLY), int(number))
 from enroot_py.config.settings import load
 from enroot_py.runtime import namespaces
@@ -31,9 +31,12 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """Run a command with 5 a file, 6 a pipe, 7 a directory, 8 an O_PATH, 9 a namespace. Return its descriptors."""
-    (user.home / "place").mkdir(exist_ok=True)
-    user.own(user.home / "place")
+    """Run a command with these descriptors: 5 a file, 6 a pipe, 7 a directory, 8 an O_PATH one, 9 a namespace.
+
+    Return the target of each descriptor that the container's program reports, or "closed".
+    """
+    (user.home / "directory").mkdir(exist_ok=True)
+    user.own(user.home / "directory")
     wrapper = """\
 import os, sys
 os.chdir(sys.argv[1])
@@ -45,8 +48,8 @@ for n, fd in enumerate(moved):
     os.close(fd)
 os.execvp(sys.argv[2], sys.argv[2:])
 """
-    user.run("/usr/bin/python3", "-c", wrapper, str(user.home / "place"), *command)
-    text = (user.home / "place/report").read_text()
+    user.run("/usr/bin/python3", "-c", wrapper, str(user.home / "directory"), *command)
+    text = (user.home / "directory/report").read_text()
     return dict((line.split() + ["closed"])[:2] for line in text.splitlines())
 
 
@@ -55,7 +58,7 @@ def start(*options: str) -> tuple[str, ...]:
 
 
 def library(directories: str) -> tuple[str, ...]:
-    """Start a shell through the library, with directories as the descriptors of these digits."""
+    """Return a command that starts a shell through the library. Each digit of ``directories`` is a directory there."""
     return "/usr/bin/python3", "-IS", "-c", PROGRAM, LIBRARY, directories, "sh", "-c"
 
 
@@ -71,18 +74,18 @@ WAYS: dict[str, tuple[str, ...]] = {
 @pytest.mark.security("C7")
 @pytest.mark.parametrize("way", WAYS)
 def test_directories_and_namespaces_close_and_files_stay(user: User, rootfs: pathlib.Path, way: str) -> None:
-    found = opened(user, *WAYS[way])
-    assert found["5"].endswith("/report") and found["6"].startswith("pipe:")
-    assert {found[number] for number in "789"} == {"closed"}
+    targets = opened(user, *WAYS[way])
+    assert targets["5"].endswith("/report") and targets["6"].startswith("pipe:")
+    assert {targets[number] for number in "789"} == {"closed"}
 
 
 @pytest.mark.security("C7")
 def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path) -> None:
-    """Reading and writing still fail."""
-    found = opened(user, *library("012"), SHOW)
-    assert all(found[number].endswith("/null") for number in "012")
+    """Reading from the replacement and writing to it fail, as they do with the directory."""
+    targets = opened(user, *library("012"), SHOW)
+    assert all(targets[number].endswith("/null") for number in "012")
     opened(user, *library("01"), "{ cat; echo out; } 2>&5; true")
-    assert (user.home / "place/report").read_text().lower().count("bad file descriptor") == 2
+    assert (user.home / "directory/report").read_text().lower().count("bad file descriptor") == 2
 
 
 @pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
@@ -111,8 +114,8 @@ def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options:
 @pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
 def test_setting_refuses_a_rank_that_needs_its_descriptor(user: User, rootfs: pathlib.Path) -> None:
     environ = {"ENROOT_CLOSE_DESCRIPTORS": "yes", "PMI_FD": "7", "PMI_RANK": "0"}
-    said = user.penroot("start", "box", "true", env=environ, status=1).stderr.splitlines()
-    assert said == [
+    lines = user.penroot("start", "box", "true", env=environ, status=1).stderr.splitlines()
+    assert lines == [
         "[ERROR] ENROOT_CLOSE_DESCRIPTORS=yes would close PMI_FD, which connects this rank to the MPI launcher",
         "[HINT] set ENROOT_CLOSE_DESCRIPTORS=no, or ENROOT_MPI=no if the program is not an MPI rank",
     ]

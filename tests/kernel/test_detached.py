@@ -17,29 +17,29 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures("rootfs")
 
-# A program that prints a line and leaves a process in another session behind.
+# Print a line, start a process in another session, and exit before it.
 LEAVES = "echo begun; setsid sleep 1234 & sleep 0.1; exit 7"
 
 
 @pytest.fixture(autouse=True)
 def nothing_left(user: User) -> Iterator[None]:
-    """After each test, end the running containers, and find no process of the user."""
+    """After each test, kill the remaining processes of the user."""
     yield
     for pid in processes(user):
         os.kill(pid, signal.SIGKILL)
 
 
 def processes(user: User, word: str = "") -> list[int]:
-    """Return the processes of a user whose command line has a word, without those that have ended."""
-    found = []
+    """Return the user's running processes whose command line contains ``word``."""
+    pids = []
     for path in pathlib.Path("/proc").glob("[0-9]*"):
         try:
             command = (path / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             if path.stat().st_uid == user.uid and command and word in command:
-                found.append(int(path.name))
+                pids.append(int(path.name))
         except OSError:
             continue
-    return found
+    return pids
 
 
 def detach(user: User, *words: str, name: str = "job") -> str:
@@ -48,13 +48,13 @@ def detach(user: User, *words: str, name: str = "job") -> str:
 
 
 def listed(user: User, name: str) -> dict[str, object]:
-    """Return the object of a container in ``list --json``."""
-    found = json.loads(user.penroot("list", "--json").stdout)
-    return next((each for each in found if each["name"] == name), {})
+    """Return the object of a container in ``list --json``, or {} if there is none."""
+    containers = json.loads(user.penroot("list", "--json").stdout)
+    return next((container for container in containers if container["name"] == name), {})
 
 
 def program(user: User, name: str = "job") -> int:
-    """Return the first process of a container."""
+    """Return the PID of a container's first process."""
     (process,) = listed(user, name)["processes"]  # type: ignore[misc]
     return int(process["pid"])
 
@@ -73,14 +73,14 @@ def test_container_in_the_background(user: User) -> None:
 
 
 @pytest.mark.parity("start --detach, -d: prints")
-def test_names_are_invented(user: User) -> None:
+def test_name_is_generated(user: User) -> None:
     first, second = (user.penroot("start", "-d", "box", "sleep", "600").stdout.strip() for _ in range(2))
     assert first != second and first.startswith("box-")
     user.penroot("stop", first, second)
 
 
 @pytest.mark.parametrize("options", [(), ("--pid",), ("--root",), ("--root", "--pid", "--ipc")])
-def test_end_of_the_program_ends_what_it_left(user: User, options: tuple[str, ...]) -> None:
+def test_end_of_the_program_ends_its_background_processes(user: User, options: tuple[str, ...]) -> None:
     detach(user, *options, "box", "sh", "-c", LEAVES)
     assert user.penroot("wait", "job").stdout == "7\n"
     assert user.penroot("logs", "job").stdout == "begun\n"
@@ -150,7 +150,7 @@ def test_killed_monitor_ends_its_container(user: User, options: tuple[str, ...])
 
 @pytest.mark.parity("start --detach, -d: a killed client")
 def test_killed_client_leaves_a_container_or_nothing(user: User, soak: bool) -> None:
-    """At any moment of the kill: the container is listed, or there is none."""
+    """The client is killed at different moments. Then either the container is listed, or no process is left."""
 
     def is_gone() -> bool:
         if listed(user, "job").get("processes"):
@@ -196,7 +196,7 @@ def test_first_process_without_a_handler_is_killed_at_once(user: User) -> None:
     assert user.penroot("wait", "job").stdout == "3\n"
 
 
-def test_stop_ends_a_container_of_the_foreground(user: User) -> None:
+def test_stop_ends_a_foreground_container(user: User) -> None:
     with user.running("penroot", "start", "box", "sh", "-c", "setsid sleep 1234 & exec sleep 600") as process:
         until(lambda: "sleep 600" in user.penroot("list", "-f").stdout, "the container runs")
         user.penroot("stop", "box")
@@ -225,8 +225,8 @@ def test_logs_follow_until_the_end(user: User) -> None:
     assert user.penroot("logs", "-f", "job").stdout == "one\ntwo\n"
 
 
-def test_two_containers_of_one_name_run_beside_each_other(user: User) -> None:
-    """exec NAME finds the oldest one, and after its end the other."""
+def test_exec_selects_the_oldest_of_two_containers(user: User) -> None:
+    """exec NAME enters the oldest running container. After its end, exec NAME enters the other container."""
     detach(user, "-e", "NUMBER=1", "box", "sleep", "600", name="one")
     detach(user, "-e", "NUMBER=2", "box", "sleep", "600", name="two")
     show = ("sh", "-c", "echo $NUMBER")

@@ -1,4 +1,4 @@
-"""Containers on a fake DGX have the planned devices and files, these work, and there are no others."""
+"""Containers on a fake DGX have exactly the planned devices and files, and these work."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ int main(int argc, char **argv)
 
 
 def become(user: User, host: FakeHost) -> FakeHost:
-    """Let the user's containers run on ``host``, with its /dev and /sys."""
+    """Give the user's containers the /dev and /sys of ``host``, and return it."""
     user.environ.update(fakehost.as_host(host, user.home / "etc"))
     return host
 
@@ -72,19 +72,19 @@ Lines = set[tuple[str, str]]
 
 
 def explained(user: User, **environ: str) -> Lines:
-    """Return kind and path of the devices in ``start --explain``."""
+    """Return kind and path of each device, file, link and cover in ``start --explain``."""
     done = user.penroot("start", "--explain", "box", env=environ)
     words = [line.split() for line in (done.stdout + done.stderr).splitlines()]
     return {(line[0], line[1]) for line in words if line[:1] and line[0] in ("device", "file", "link", "cover")}
 
 
-def content(user: User, *places: str, **environ: str) -> set[str]:
-    """Return the devices, files, links and sockets in a started container."""
+def content(user: User, *directories: str, **environ: str) -> set[str]:
+    """Return the devices, files, links and sockets below ``directories`` of a started container."""
     kinds = ["-type", "c", "-o", "-type", "f", "-o", "-type", "l", "-o", "-type", "s"]
-    return set(user.start("box", "find", *places, "(", *kinds, ")", env=environ).splitlines())
+    return set(user.start("box", "find", *directories, "(", *kinds, ")", env=environ).splitlines())
 
 
-# Skip /dev/shm, which is the host's: other processes create short-lived files there.
+# Skip /dev/shm: the container sees the host's, in which other processes create short-lived files.
 EVERYWHERE = (
     "/",
     *(word for path in ("/proc", "/sys", "/dev/shm", "/dev/mqueue") for word in ("-path", path, "-prune", "-o")),
@@ -125,7 +125,7 @@ def nodes(*names: str) -> Lines:
 
 
 def of_specification(libraries: str) -> Lines:
-    """Return the edits that a fake host's specification has for every device."""
+    """Return the lines that a fake host's CDI specification adds for every device."""
     sonames = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1", "libnvcuvid": "libnvcuvid.so.1"}
     return {
         *nodes(*MAIN, "nvidia-modeset"),
@@ -144,7 +144,7 @@ def mig_nodes(index: int, number: int) -> set[str]:
 
 
 def of_dgx() -> dict[str, tuple[set[str], set[str]]]:
-    """Return for each selection the device nodes, and the files that are added only without a specification."""
+    """Return the nodes of each selection: nodes that are always added, and nodes added only without a specification."""
     return {
         "all": ({f"nvidia{minor}" for minor in MINORS} | CAPS, SWITCHES),
         "0,3": ({"nvidia2", "nvidia1"}, set()),
@@ -188,13 +188,13 @@ def test_container_has_exactly_the_explained_devices(
     shared = SHARED if (host.root / "dev/knem").exists() else set()
     restricted = {"ENROOT_RESTRICT_DEV": "yes"}
     without = content(user, *EVERYWHERE, NVIDIA_VISIBLE_DEVICES="void", **restricted)
-    found = {"void": shared, "none": shared | DRIVER | always}
+    expected_lines = {"void": shared, "none": shared | DRIVER | always}
     for visible, (devices, besides) in selections.items():
         if specification:
-            found[visible] = shared | always | nodes(*devices) | of_specification(libraries)
+            expected_lines[visible] = shared | always | nodes(*devices) | of_specification(libraries)
         else:
-            found[visible] = shared | always | nodes(*devices, *besides, *MAIN) | DRIVER
-    for visible, expected in found.items():
+            expected_lines[visible] = shared | always | nodes(*devices, *besides, *MAIN) | DRIVER
+    for visible, expected in expected_lines.items():
         environ = {"NVIDIA_VISIBLE_DEVICES": visible, **restricted}
         assert explained(user, **environ) == expected, visible
         held = content(user, *EVERYWHERE, **environ)
@@ -210,24 +210,24 @@ def test_container_has_exactly_the_explained_hcas(user: User, dgx: FakeHost, box
     numbers = {"all": range(10), "0,3": (0, 3), "mlx5_4": (4,)}.get(visible, ())
     classes = {"infiniband": "mlx5_{}", "infiniband_verbs": "uverbs{}"}
     shown = {f"/sys/class/{name}/{entry.format(n)}" for name, entry in classes.items() for n in numbers}
-    given = nodes("infiniband/rdma_cm", *(f"infiniband/uverbs{n}" for n in numbers)) if numbers else set()
+    allocated = nodes("infiniband/rdma_cm", *(f"infiniband/uverbs{n}" for n in numbers)) if numbers else set()
     abi = {f"/sys/class/{name}/abi_version" for name in ("infiniband_verbs", "infiniband_mad")}
-    said = explained(user, **environ)
-    assert {line for line in said if line[0] == "device"} == given | SHARED
+    lines = explained(user, **environ)
+    assert {line for line in lines if line[0] == "device"} == allocated | SHARED
     if len(numbers) in (0, 10):
-        assert said == given | SHARED
+        assert lines == allocated | SHARED
     else:
-        assert said - given - SHARED == {
+        assert lines - allocated - SHARED == {
             *(("link", path) for path in shown),
             *(("file", path) for path in abi),
             *(("cover", f"/sys/class/{name}") for name in (*classes, "infiniband_mad")),
         }
     held = content(user, "/dev/infiniband", **environ) if numbers else set()
-    assert held == {path for _, path in given}
-    places = [f"/sys/class/{name}" for name in (*classes, "infiniband_mad")]
-    held = content(user, *places, **environ)
+    assert held == {path for _, path in allocated}
+    directories = [f"/sys/class/{name}" for name in (*classes, "infiniband_mad")]
+    held = content(user, *directories, **environ)
     if len(numbers) in (0, 10):
-        # The host's sysfs lists management devices too, but their nodes do not exist.
+        # The container sees the host's sysfs. It lists management devices too, whose nodes do not exist.
         numbers = range(10)
         shown = {f"/sys/class/{name}/{entry.format(n)}" for name, entry in classes.items() for n in numbers}
         shown |= {f"/sys/class/infiniband_mad/{name}{n}" for name in ("umad", "issm") for n in numbers}
@@ -235,7 +235,7 @@ def test_container_has_exactly_the_explained_hcas(user: User, dgx: FakeHost, box
 
 
 def test_all_of_infiniband_for_the_superuser(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """With ENROOT_ALLOW_SUPERUSER, the host's root may manage the fabric."""
+    """With ENROOT_ALLOW_SUPERUSER, a container of the host's root has the devices that manage the fabric."""
     subprocess.run(["chown", "-hR", "0:0", user.home], check=True)  # root rejects settings of other users
     environ = {
         **user.environ,
@@ -261,13 +261,13 @@ def test_loader_finds_libraries(user: User, dgx: FakeHost, box: pathlib.Path) ->
     assert "cannot open" in out.splitlines()[2]
     listed = user.start("box", "/sbin/ldconfig", "-p", env=environ)
     assert f"libcuda.so.1 (libc6,x86-64) => /usr/lib/{TRIPLET}/libcuda.so.1" in listed
-    # Also after a package rewrites the cache in the container.
+    # The loader also finds the libraries after ldconfig has rewritten the cache in the container.
     out = user.start("--rw", "box", "sh", "-c", "/sbin/ldconfig; loader libcuda.so.1", env=environ)
     assert out == "libcuda.so.1 loaded\n"
 
 
 def test_loader_prefers_the_hosts_over_a_stale_copy(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """The image has an old driver in a private directory, and a cache that lists it."""
+    """The image has an old driver library in a private directory, and its loader cache lists the library."""
     stale = FakeHost(user.home / "stale")
     stale.library("/opt/old/libcuda.so.470.1", "libcuda.so.1")
     shutil.copytree(stale.root / "opt", box / "opt", dirs_exist_ok=True)
@@ -298,7 +298,7 @@ def test_driver_files_are_read_only(user: User, dgx: FakeHost, box: pathlib.Path
 
 
 def test_others_are_hidden_in_the_hosts_dev(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """A hidden node cannot be opened; a selected one reaches its driver, which this machine lacks."""
+    """A hidden node cannot be opened. The open of a selected node reaches the kernel, which lacks the driver here."""
     environ = {"NVIDIA_VISIBLE_DEVICES": "0,3", "MELLANOX_VISIBLE_DEVICES": "mlx5_1"}
     nodes = [f"nvidia{minor}" for minor in sorted(MINORS)] + [f"infiniband/uverbs{n}" for n in range(10)]
     for options in ((), ("--root",)):
@@ -334,15 +334,15 @@ def test_sysfs_shows_the_chosen_hcas(user: User, dgx: FakeHost, box: pathlib.Pat
 
 @pytest.mark.security("C4")
 def test_roots_private_dev_has_the_hcas(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """Root's containers have a private /dev by default. It includes InfiniBand, which every user may open."""
+    """Root's containers have a private /dev by default. It includes the InfiniBand nodes that every user may open."""
     user.uid = 0
     user.own(user.home)
     show = ("box", "sh", "-c", "ls /dev; ls /dev/infiniband")
     for setting in ({}, {"ENROOT_RESTRICT_DEV": "auto"}):
-        said = user.start(*show, env=setting).split()
-        assert "rdma_cm" in said
-        assert {f"uverbs{n}" for n in range(10)} <= set(said)
-        assert not any(name.startswith(("umad", "issm", "nvidia0")) for name in said)
+        names = user.start(*show, env=setting).split()
+        assert "rdma_cm" in names
+        assert {f"uverbs{n}" for n in range(10)} <= set(names)
+        assert not any(name.startswith(("umad", "issm", "nvidia0")) for name in names)
     for chosen in ({"MELLANOX_VISIBLE_DEVICES": "void"}, {"ENROOT_RESTRICT_DEV": "yes"}):
         assert "infiniband" not in user.start("box", "ls", "/dev", env=chosen).split()
 
@@ -367,24 +367,24 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
 
 @pytest.mark.parametrize("root", ["y", "n"])
 def test_a_specification_is_parsed_once(user: User, dgx: FakeHost, box: pathlib.Path, root: str) -> None:
-    """The cache works in the container's user namespace, where all host owners look alike."""
+    """penroot checks the cache's owner within the container's user namespace, where all owners look alike."""
     dgx.cdi()
     environ = {"ENROOT_RESTRICT_DEV": "y", "ENROOT_REMAP_ROOT": root, "NVIDIA_VISIBLE_DEVICES": "0"}
     cache = user.home / "cache/cdi"
 
-    def told() -> str:
+    def from_cdi() -> str:
         return user.start("box", "sh", "-c", "echo $FROM_CDI", env=environ)
 
-    until(lambda: told() == "yes\n" and cache.exists(), "a parse is kept, when the file has not changed just now")
+    until(lambda: from_cdi() == "yes\n" and cache.exists(), "a parse is cached once the file is old enough")
     (kept,) = cache.iterdir()
     kept.write_bytes(kept.read_bytes().replace(b"FROM_CDI=yes", b"FROM_CDI=its"))
-    assert told() == "its\n"
+    assert from_cdi() == "its\n"
     cache.chmod(0o777)
-    assert told() == "yes\n"
+    assert from_cdi() == "yes\n"
 
 
 def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """The image lacks the mount point."""
+    """penroot creates the mount point, which the image lacks."""
     edits = {"mounts": [{"hostPath": "tmpfs", "containerPath": "/mnt/scratch", "type": "tmpfs"}]}
     spec = {"cdiVersion": "0.6.0", "kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": edits}]}
     dgx.file("/run/cdi/acme.json", json.dumps(spec))
@@ -393,8 +393,8 @@ def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathli
 
 
 @pytest.mark.parity("start --env")
-def test_hooks_read_what_env_says(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """As in enroot, hooks prefer --env to the image's variables, and the caller's variables to --env."""
+def test_hooks_read_variables_of_env(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+    """As in enroot, --env takes precedence over the image's variables, and the caller's variables over --env."""
     (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")
     environ = {"ENROOT_RESTRICT_DEV": "y"}
     options = ["-e", "NVIDIA_VISIBLE_DEVICES=3", "--env=MELLANOX_VISIBLE_DEVICES=mlx5_2"]
@@ -405,7 +405,7 @@ def test_hooks_read_what_env_says(user: User, dgx: FakeHost, box: pathlib.Path) 
     assert set(out.split()) == {"nvidia2", "infiniband/uverbs2", "infiniband/rdma_cm", "3"}
 
 
-def test_place_that_an_image_does_not_leave_is_named(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+def test_directory_at_the_path_of_a_library_is_named(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     (box / f"usr/lib/{TRIPLET}/libcuda.so.{fakehost.VERSION}").mkdir()
     user.own(box)
     err = user.penroot("start", "box", "true", env={"NVIDIA_VISIBLE_DEVICES": "0"}).stderr
@@ -414,7 +414,7 @@ def test_place_that_an_image_does_not_leave_is_named(user: User, dgx: FakeHost, 
 
 
 def test_cache_that_cannot_be_written_is_named(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """The loader still finds the libraries in their directories."""
+    """Without the cache, the loader finds the libraries in their directories."""
     (box / "etc/ld.so.cache").mkdir()
     user.own(box)
     done = user.penroot("start", "box", "loader", "libcuda.so.1", env={"NVIDIA_VISIBLE_DEVICES": "0"})
@@ -427,23 +427,23 @@ def test_images_of_any_layout(user: User, dgx: FakeHost, box: pathlib.Path, layo
     """The loader finds the driver's libraries before copies in the image. Nothing is written into the image."""
     debian = box / f"usr/lib/{TRIPLET}"
     debian.rmdir()
-    own = debian
+    libraries = debian
     if layout == "usrmerge":
         for name in ("lib", "lib64"):
             shutil.copytree(box / name, box / "usr" / name, symlinks=True, dirs_exist_ok=True)
             shutil.rmtree(box / name)
             (box / name).symlink_to(f"usr/{name}")
     elif layout == "lib64":
-        own = box / "usr/lib64"
-        own.mkdir()
+        libraries = box / "usr/lib64"
+        libraries.mkdir()
     elif layout == "lib64-link":
         (box / "usr/lib64").symlink_to("lib")
-        own = box / "usr/lib"
+        libraries = box / "usr/lib"
     stale = FakeHost(user.home / "stale")
     if layout != "bare":
         stale.library("/libcuda.so.470.1", "libcuda.so.1")
-        shutil.copy(stale.root / "libcuda.so.470.1", own)
-        (own / "libcuda.so.1").symlink_to("libcuda.so.470.1")
+        shutil.copy(stale.root / "libcuda.so.470.1", libraries)
+        (libraries / "libcuda.so.1").symlink_to("libcuda.so.470.1")
     user.own(box)
     before = sorted(str(path) for path in box.rglob("*"))
     script = "loader libcuda.so.1 libnvidia-ml.so.1; cd /usr; ls -l lib*/libcuda.so.1 lib/*/libcuda.so.1"
@@ -454,7 +454,7 @@ def test_images_of_any_layout(user: User, dgx: FakeHost, box: pathlib.Path, layo
 
 
 @pytest.mark.parity("ENROOT_DEVICES")
-def test_site_says_it_in_enroot_conf(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
+def test_site_selects_devices_in_enroot_conf(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     (user.home / "etc/enroot.conf").write_text("NVIDIA_VISIBLE_DEVICES 1\nENROOT_RESTRICT_DEV yes\n")
     assert "nvidia3" in user.start("box", "ls", "/dev").split()
     assert "nvidia3" not in user.start("box", "ls", "/dev", env={"NVIDIA_VISIBLE_DEVICES": "void"}).split()
@@ -464,9 +464,9 @@ NOT_WITHOUT = {"dev/nvidiactl", *(f"dev/nvidia{minor}" for minor in MINORS)}
 
 
 def parts(host: FakeHost) -> list[str]:
-    """Return the removable parts of a host: every file, and every directory except the root."""
-    found = [path for path in sorted(host.root.rglob("*")) if "sys/devices" not in str(path)]
-    # With "all", one of many GPUs may be missing.
+    """Return paths on a host that a start can do without: files and directories."""
+    paths = [path for path in sorted(host.root.rglob("*")) if "sys/devices" not in str(path)]
+    # With "all", one of several GPUs may be missing.
     kept = NOT_WITHOUT - {f"dev/nvidia{MINORS[0]}"} | {
         "proc",
         "proc/driver",
@@ -480,10 +480,10 @@ def parts(host: FakeHost) -> list[str]:
         "var",
     }
     standard = {"null", "zero", "full", "random", "urandom", "tty", "shm", "pts"}
-    names = [str(path.relative_to(host.root)) for path in found]
+    names = [str(path.relative_to(host.root)) for path in paths]
     libraries = [name for name in names if ".so." in name]
     few = set(libraries[:2]) | {name for name in libraries if "libcuda.so" in name or "libnvidia-ml" in name}
-    # Test only the first and the last of many equal parts.
+    # Of many similar parts, return only the first and the last.
     for prefix in ("dev/nvidia-caps/", "proc/driver/nvidia/capabilities/gpu", "dev/infiniband/", "sys/"):
         many = [name for name in names if name.startswith(prefix)]
         few |= {many[0], many[-1]}
@@ -498,7 +498,7 @@ def parts(host: FakeHost) -> list[str]:
 def test_no_start_fails_for_what_is_optional(
     user: User, dgx: FakeHost, box: pathlib.Path, tmp_path: pathlib.Path, restricted: str
 ) -> None:
-    """Remove each part of the host in turn."""
+    """Each start lacks one optional part of the host."""
     environ = {
         "NVIDIA_VISIBLE_DEVICES": "all",
         "NVIDIA_DRIVER_CAPABILITIES": "all",
@@ -527,9 +527,9 @@ def test_missing_required_device_is_named(user: User, dgx: FakeHost, box: pathli
     for name in sorted(NOT_WITHOUT):
         path, away = dgx.root / name, dgx.root / "away"
         number = name.removeprefix("dev/nvidia")
-        # Without a specification, "all" means the GPUs with a node.
-        named = number.isdecimal() and not specification
-        environ["NVIDIA_VISIBLE_DEVICES"] = uuid(MINORS.index(int(number))) if named else "all"
+        # Without a specification, "all" selects only GPUs that have a node, so name the GPU.
+        needs_uuid = number.isdecimal() and not specification
+        environ["NVIDIA_VISIBLE_DEVICES"] = uuid(MINORS.index(int(number))) if needs_uuid else "all"
         os.rename(path, away)
         err = user.penroot("start", "box", "true", env=environ, status=1).stderr
         os.rename(away, path)
@@ -546,12 +546,12 @@ def test_gpudirect_devices_work(user: User, dgx: FakeHost, box: pathlib.Path, re
     environ = {"NVIDIA_VISIBLE_DEVICES": "0", "ENROOT_RESTRICT_DEV": restricted}
     script = f'for n in {" ".join(DIRECTLY)}; do echo "$n" $(head -c0 /dev/$n 2>&1); done; cat /etc/cufile.json'
     lines = user.start("box", "sh", "-c", script, env=environ).splitlines()
-    # The node reaches its driver, which this machine lacks.
+    # The open of the node reaches the kernel, which lacks the driver here.
     assert {line.split()[0] for line in lines if "No such device" in line} == set(DIRECTLY)
     assert lines[-1] == "{}"
     script = f"cd /dev; ls {' '.join(DIRECTLY)} 2>/dev/null; true"
     out = user.start("box", "sh", "-c", script, env={"ENROOT_RESTRICT_DEV": "yes"})
-    assert out.split() == ["knem", "xpmem"]  # need no selection
+    assert out.split() == ["knem", "xpmem"]  # these two need no selection
 
 
 READ_FROM_PEER = """
@@ -581,7 +581,7 @@ int main(int argc, char **argv)
 
 @pytest.mark.parametrize("restricted", ["yes", "no"])
 def test_ranks_read_each_others_memory(user: User, box: pathlib.Path, restricted: str) -> None:
-    """Cross-memory attach works, which MPI uses between ranks on a node."""
+    """Cross-memory attach works. MPI uses it between the ranks of a node."""
     require(shutil.which("gcc"), "gcc is not installed")
     source = box / "peer.c"
     source.write_text(READ_FROM_PEER)
@@ -594,7 +594,7 @@ def test_ranks_read_each_others_memory(user: User, box: pathlib.Path, restricted
 
 
 CLI = r"""#!/usr/bin/python3
-# Stands for nvidia-container-cli: notes how it was called and binds a library, as that does.
+# A fake nvidia-container-cli: it records its call in said.json, and bind-mounts a file as the real program does.
 import ctypes, json, os, sys
 
 root = sys.argv[-1]
@@ -602,7 +602,7 @@ with open("/proc/self/status") as f:
     status = dict(line.split(":", 1) for line in f)
 said = {"arguments": sys.argv[1:], "parent": os.getppid(), "visible": os.environ.get("NVIDIA_VISIBLE_DEVICES", "")}
 said["effective"] = int(status["CapEff"], 16)
-# It looks the container up by its parent.
+# The real program finds the container's mount namespace through its parent process.
 said["namespace"] = os.readlink(f"/proc/{os.getppid()}/ns/mnt") == os.readlink("/proc/self/ns/mnt")
 with open(os.environ["HOME"] + "/said.json", "w") as f:
     json.dump(said, f)
@@ -635,14 +635,14 @@ def test_nvidia_container_cli_by_setting(
         "No such device or address",
         "No such device or address",
     ]
-    said = json.loads((user.home / "said.json").read_text())
-    *arguments, root = said["arguments"]
+    call = json.loads((user.home / "said.json").read_text())
+    *arguments, root = call["arguments"]
     assert arguments[:3] == ["--user", f"--root={dgx.root}", "configure"]
     assert set(arguments[3:]) >= {"--no-cgroups", f"--device={uuid(0)},{uuid(3)}", "--compute", "--utility"}
     assert root.startswith("/")
-    assert said["effective"] >> 21 & 1  # CAP_SYS_ADMIN
-    assert said["namespace"]
-    # The container lacks the capabilities of the hook.
+    assert call["effective"] >> 21 & 1  # CAP_SYS_ADMIN
+    assert call["namespace"]
+    # The container's program does not get the capabilities of the hook.
     if "--root" not in options:
         assert user.start("box", "grep", "CapEff", "/proc/self/status", env=environ).split()[1] == "0" * 16
     done = user.penroot("start", "box", "true", env={**environ, "CLI": "--fail"}, status=1)
@@ -672,21 +672,21 @@ def test_nvidias_own_program_is_missing(user: User, dgx: FakeHost, box: pathlib.
 def test_gpus_of_other_vendors(user: User, box: pathlib.Path, devices: tuple[str, ...], expected: set[str]) -> None:
     require_nodes()
     become(user, fakehost.other_vendors(user.home / "host"))
-    # A step on a node without an NVIDIA driver, whose GPUs Slurm numbers too.
+    # Slurm numbers GPUs of other vendors too. The node has no NVIDIA driver.
     environ = {"ENROOT_RESTRICT_DEV": "yes", "SLURM_STEP_GPUS": "0", "ROCR_VISIBLE_DEVICES": "0"}
     options = [word for device in devices for word in ("--device", device)]
     script = "find /dev/kfd /dev/dri -type c 2>/dev/null; echo vendor $VENDOR"
-    *found, vendor = user.start(*options, "box", "sh", "-c", script, env=environ).splitlines()
-    assert set(found) == {f"/dev/{name}" for name in expected}
+    *nodes, vendor = user.start(*options, "box", "sh", "-c", script, env=environ).splitlines()
+    assert set(nodes) == {f"/dev/{name}" for name in expected}
     assert vendor.split()[1:] == [device.partition("=")[0] for device in devices if "=" in device][-1:]
-    said = user.penroot("start", "--explain", *options, "box", env=environ).stdout
-    assert {line.split()[1] for line in said.splitlines() if line.startswith("device ")} == {
+    stdout = user.penroot("start", "--explain", *options, "box", env=environ).stdout
+    assert {line.split()[1] for line in stdout.splitlines() if line.startswith("device ")} == {
         f"/dev/{name}" for name in expected
     }
-    # The same by variable, as in a step.
+    # A step selects the devices by variable, with the same result.
     if devices:
         environ["ENROOT_DEVICES"] = ",".join(devices)
-        assert user.start("box", "sh", "-c", script, env=environ).splitlines()[:-1] == found
+        assert user.start("box", "sh", "-c", script, env=environ).splitlines()[:-1] == nodes
 
 
 def test_gpus_of_other_vendors_are_in_the_hosts_dev(user: User, box: pathlib.Path) -> None:
@@ -696,10 +696,10 @@ def test_gpus_of_other_vendors_are_in_the_hosts_dev(user: User, box: pathlib.Pat
 
 
 def extra(user: User, name: str, directory: str) -> None:
-    """Link an extra hook or mount file, as a site would."""
-    place = user.home / "etc" / directory
-    place.mkdir(parents=True, exist_ok=True)
-    shutil.copy(next(path for ours in OURS if os.path.exists(path := f"{ours}/extra/{name}")), place)
+    """Copy an extra hook or mount file into the system's configuration, as a site would."""
+    target = user.home / "etc" / directory
+    target.mkdir(parents=True, exist_ok=True)
+    shutil.copy(next(path for ours in OURS if os.path.exists(path := f"{ours}/extra/{name}")), target)
 
 
 def test_owner_of_whole_gpus_may_configure_mig(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
@@ -715,7 +715,7 @@ def test_owner_of_whole_gpus_may_configure_mig(user: User, dgx: FakeHost, box: p
 
 @pytest.mark.parity("30-lxcfs")
 def test_processors_and_memory_of_lxcfs(user: User, box: pathlib.Path) -> None:
-    """Start on a node with lxcfs and on a node without it."""
+    """The same mount file works without lxcfs and with it."""
     extra(user, "30-lxcfs.fstab", "mounts.d")
     fstab = user.home / "etc/mounts.d/30-lxcfs.fstab"
     lxcfs = user.home / "lxcfs"

@@ -1,4 +1,7 @@
-"""Compare penroot with enroot on the lines of tests/parity/lines, except for the differences in reference/enroot.md."""
+"""Run the lines of tests/parity/lines and compare penroot's results with enroot's recorded ones.
+
+Each difference must have its reason in reference/enroot.md.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +18,10 @@ from tests.parity.differential import Transcript, documented, outcomes, registry
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[dict[str, Future[list[str]]]]:
-    """Start the lines of each file. Each test waits for its own results, with its own time limit."""
+    """Run the lines of all files in parallel. Each test waits only for its file, so it has its own time limit."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
     with registry() as host, ThreadPoolExecutor(os.cpu_count()) as pool:
-        yield {found.path.stem: pool.submit(outcomes, found, None, host) for found in transcripts()}
+        yield {transcript.path.stem: pool.submit(outcomes, transcript, None, host) for transcript in transcripts()}
 
 
 @pytest.mark.parity(
@@ -29,14 +32,14 @@ def results() -> Iterator[dict[str, Future[list[str]]]]:
 @pytest.mark.parity("fstab: x-create=dir", "fstab: ${VAR}", "mounts of the command line", "ENROOT_CONFIG_PATH")
 @pytest.mark.parity("environ.d: ${VAR} of the caller", "hooks.d/*.sh", "one user, as itself or as root")
 @pytest.mark.parity("exit status of the command in the container", "NAME.run --conf", "NAME.run --rc")
-@pytest.mark.parametrize("found", transcripts(), ids=lambda found: found.path.stem)
-def test_lines(found: Transcript, results: dict[str, Future[list[str]]]) -> None:
-    for line, out in zip(found.lines, results[found.path.stem].result(), strict=True):
-        assert out == line.expected, f"{found.path.name}:{line.number}: $ {line.command}"
+@pytest.mark.parametrize("transcript", transcripts(), ids=lambda transcript: transcript.path.stem)
+def test_lines(transcript: Transcript, results: dict[str, Future[list[str]]]) -> None:
+    for line, out in zip(transcript.lines, results[transcript.path.stem].result(), strict=True):
+        assert out == line.expected, f"{transcript.path.name}:{line.number}: $ {line.command}"
 
 
 def test_each_difference_from_enroot_has_its_reason() -> None:
-    lines = [line for found in transcripts() for line in found.lines]
+    lines = [line for transcript in transcripts() for line in transcript.lines]
     assert len(lines) > 400
     for line in lines:
         assert not line.why or line.enroot != line.ours, line.command

@@ -1,4 +1,4 @@
-"""penroot doctor: a working machine has no bad findings, and each missing program is named with a fix."""
+"""penroot doctor reports no bad finding on a working machine. It names each missing program with a fix."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from tests.kernel.conftest import PREFIX, User, require, require_squashfuse
 
 
 def hiding(*programs: str) -> tuple[str, ...]:
-    """Return a command prefix for root that hides ``programs``."""
+    """Return a command prefix with which root hides ``programs`` from a command."""
     hide = "".join(f"mount --bind /dev/null {program}; " for program in programs if os.path.exists(program))
     return ("unshare", "--mount", "sh", "-ec", hide + 'exec "$@"', "sh")
 
@@ -42,7 +42,7 @@ def test_doctor_has_a_fix_for_each_missing_program(user: User, image: pathlib.Pa
     out = user.penroot("doctor", prefix=hide, status=1).stdout
     assert "bad  squashfuse is not installed: squashfs images cannot be mounted\n     fix: install squashfuse" in out
     assert "warn mksquashfs is not installed" in out
-    user.penroot("start", str(image), prefix=hide, status=1)  # as doctor warned
+    user.penroot("start", str(image), prefix=hide, status=1)  # doctor predicted this failure
 
 
 def test_old_kernel_is_reported(user: User) -> None:
@@ -52,7 +52,7 @@ def test_old_kernel_is_reported(user: User) -> None:
 
 
 def mounted(*mounts: str) -> tuple[str, ...]:
-    """Return a command prefix for root with these mounts."""
+    """Return a command prefix with which root runs a command with these mounts."""
     return ("unshare", "--mount", "sh", "-ec", "".join(f"mount {mount}; " for mount in mounts) + 'exec "$@"', "sh")
 
 
@@ -69,7 +69,7 @@ def test_limits_of_this_kernel_are_read(user: User) -> None:
         assert f"fix: echo {name.replace('/', '.')}=" in out
 
 
-def test_places_in_memory_are_warned_of(user: User) -> None:
+def test_directories_in_memory_are_warned_of(user: User) -> None:
     require(os.geteuid() == 0, "only root can mount")
     paths = {"ENROOT_TEMP_PATH": "", "TMPDIR": "", "ENROOT_CACHE_PATH": "/tmp/cache", "ENROOT_DATA_PATH": "/tmp/data"}
     out = user.penroot("doctor", prefix=mounted("-t tmpfs -o mode=1777 none /tmp"), env=paths).stdout
@@ -85,26 +85,26 @@ def test_closed_directories_are_reported(user: User) -> None:
 
 
 def test_runtime_directory_of_another_user(user: User, rootfs: pathlib.Path) -> None:
-    """After su(1), for example, which keeps the variable."""
+    """su(1), for example, keeps XDG_RUNTIME_DIR of the first user."""
     require(os.geteuid() == 0, "only root can give a directory to another user")
     theirs = user.home / "theirs"
     theirs.mkdir(mode=0o755)
     os.chown(theirs, user.uid + 1, -1)
     env = {"XDG_RUNTIME_DIR": str(theirs)}
-    told = f"XDG_RUNTIME_DIR={theirs} belongs to user {user.uid + 1}, not to you: starts use another directory, "
-    assert f"warn {told}{user.home}/run\n" in user.penroot("doctor", env=env).stdout
+    warning = f"XDG_RUNTIME_DIR={theirs} belongs to user {user.uid + 1}, not to you: starts use another directory, "
+    assert f"warn {warning}{user.home}/run\n" in user.penroot("doctor", env=env).stdout
     theirs.chmod(0o777)
     env["ENROOT_RUNTIME_PATH"] = ""
-    assert f"warn {told}one in /tmp\n" in user.penroot("doctor", env=env).stdout
+    assert f"warn {warning}one in /tmp\n" in user.penroot("doctor", env=env).stdout
     assert user.start("box", "echo", "it runs", env=env) == "it runs\n"
     assert not os.listdir(theirs)
 
 
 def test_json_has_one_object_per_line(user: User) -> None:
     out = user.penroot("doctor", "--json").stdout
-    found = [json.loads(line) for line in out.splitlines()]
-    assert {frozenset(finding) for finding in found} == {frozenset(("verdict", "what", "fix"))}
-    assert {"verdict": "ok", "what": f"the kernel is Linux {os.uname().release}", "fix": ""} in found
+    findings = [json.loads(line) for line in out.splitlines()]
+    assert {frozenset(finding) for finding in findings} == {frozenset(("verdict", "what", "fix"))}
+    assert {"verdict": "ok", "what": f"the kernel is Linux {os.uname().release}", "fix": ""} in findings
 
 
 # ---- squashfuse
@@ -121,18 +121,18 @@ def squashfuse_ll(tmp_path: pathlib.Path) -> pathlib.Path:
 def test_threads_of_squashfuse_are_found(squashfuse_ll: pathlib.Path) -> None:
     text = squashfuse_ll.read_bytes()
     squashfuse_ll.write_bytes(text.replace(b"fuse_session_loop_mt", b"fuse_session_loop_st"))
-    found = fuse.squashfuse_version(str(squashfuse_ll))
-    assert found.verdict == "warn" and "has one thread" in found.what
+    finding = fuse.squashfuse_version(str(squashfuse_ll))
+    assert finding.verdict == "warn" and "has one thread" in finding.what
     squashfuse_ll.write_bytes(text + b"\0fuse_session_loop_mt\0")
     assert fuse.squashfuse_version(str(squashfuse_ll)).verdict == "ok"
 
 
 def test_squashfuse_of_libfuse_2_cannot_mount(squashfuse_ll: pathlib.Path) -> None:
     text = squashfuse_ll.read_bytes()
-    require(b"libfuse3.so.3\0" in text, "squashfuse_ll is built in another way here")
+    require(b"libfuse3.so.3\0" in text, "squashfuse_ll does not contain the name libfuse3.so.3 here")
     squashfuse_ll.write_bytes(text.replace(b"libfuse3.so.3\0", b"libfuse.so.2\0\0"))
-    found = fuse.squashfuse_version(str(squashfuse_ll))
-    assert found.verdict == "bad" and "libfuse 2" in found.what and "penroot create" in found.fix
+    finding = fuse.squashfuse_version(str(squashfuse_ll))
+    assert finding.verdict == "bad" and "libfuse 2" in finding.what and "penroot create" in finding.fix
 
 
 # ---- --user
@@ -140,9 +140,9 @@ def test_squashfuse_of_libfuse_2_cannot_mount(squashfuse_ll: pathlib.Path) -> No
 
 @pytest.fixture
 def account(user: User, tmp_path: pathlib.Path) -> Iterator[str]:
-    """Return the user's name, while only this process has an /etc/passwd with the name."""
+    """Return a name for the user. Only this process sees an /etc/passwd that contains the name."""
     require(os.geteuid() == 0, "only root may check other users")
-    here = os.open("/proc/self/ns/mnt", os.O_RDONLY)
+    namespace = os.open("/proc/self/ns/mnt", os.O_RDONLY)
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount(None, "/", None, linux.MS_REC | linux.MS_PRIVATE)
     lines = pathlib.Path("/etc/passwd").read_text() + f"tester:x:{user.uid}:{user.uid}::{user.home}:/bin/sh\n"
@@ -150,32 +150,35 @@ def account(user: User, tmp_path: pathlib.Path) -> Iterator[str]:
     (tmp_path / "passwd").chmod(0o644)
     linux.mount(str(tmp_path / "passwd"), "/etc/passwd", None, linux.MS_BIND)
     yield "tester"
-    linux.setns(here, linux.CLONE_NEWNS)
-    os.close(here)
+    linux.setns(namespace, linux.CLONE_NEWNS)
+    os.close(namespace)
 
 
 @pytest.fixture
 def program(user: User, monkeypatch: pytest.MonkeyPatch) -> Iterator[pathlib.Path]:
-    """Replace penroot by a program: the user can trace the process and make it print anything."""
+    """Return the path of a program that doctor runs as the user, in place of penroot.
+
+    The user can trace the process and make it print anything.
+    """
     monkeypatch.setattr(sys, "argv", [str(user.home / "program")])
     yield user.home / "program"
 
 
 @pytest.mark.parity("doctor --json, --user NAME")
-def test_paths_of_a_user_are_checked_as_he(user: User, account: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_paths_of_a_user_are_checked_as_that_user(user: User, account: str, monkeypatch: pytest.MonkeyPatch) -> None:
     user.write(".config/enroot/enroot.conf", "ENROOT_DATA_PATH /proc/data\n")
     monkeypatch.setattr(sys, "argv", [f"{PREFIX}/bin/penroot"])
     monkeypatch.setenv("ENROOT_CACHE_PATH", "/of/root")
-    found = [finding.text() for finding in asuser.findings(account)]
-    assert any(text.startswith("bad  containers are in /proc/data, ") for text in found)
-    assert any(f"images are stored in {user.home}/.cache/enroot" in text for text in found)
+    texts = [finding.text() for finding in asuser.findings(account)]
+    assert any(text.startswith("bad  containers are in /proc/data, ") for text in texts)
+    assert any(f"images are stored in {user.home}/.cache/enroot" in text for text in texts)
     user.write(".config/enroot/enroot.conf", "ENROOT_REMAP_ROOT nonsense\n")
     *_, mistake = asuser.findings(account)
     assert mistake.verdict == "bad" and "ENROOT_REMAP_ROOT='nonsense'" in mistake.what
     user.write("program", "#!/bin/sh\n", 0o755)
     monkeypatch.setattr(sys, "argv", [str(user.home / "program")])
-    [silent] = asuser.findings(account)
-    assert silent == Finding("bad", "penroot does not run as tester", "runuser -u tester -- penroot doctor")
+    [only] = asuser.findings(account)
+    assert only == Finding("bad", "penroot does not run as tester", "runuser -u tester -- penroot doctor")
     good = '{"verdict": "ok", "what": "a", "fix": ""}'
     user.write("program", f"#!/bin/sh\necho '{good}'\nexit 1\n", 0o755)
     assert [finding.what for finding in asuser.findings(account)] == ["a", "the checks as tester ended early"]
@@ -196,10 +199,12 @@ def test_nothing_of_root_reaches_the_user(
     say "${SECRET-unset} $HOME"
     """
     user.write("program", script, 0o755)
-    who, capabilities, descriptors, environ = (finding.what for finding in asuser.findings(account))
+    ids, capabilities, descriptors, environ = (finding.what for finding in asuser.findings(account))
     os.close(secret)
-    assert who == f"{user.uid} {user.uid} {user.uid} / ?"
-    assert capabilities.split()[0] == "0" * 16 and len(capabilities.split()) == 2  # the second: the bounding set
+    assert ids == f"{user.uid} {user.uid} {user.uid} / ?"
+    assert (
+        capabilities.split()[0] == "0" * 16 and len(capabilities.split()) == 2
+    )  # the second value is the bounding set
     assert str(secret) not in descriptors.split()
     assert environ == f"unset {user.home}"
 
@@ -209,14 +214,14 @@ def test_hostile_output_is_bounded(user: User, account: str, program: pathlib.Pa
     lines = ['{"verdict": "ok", "what": "\\u001b[2J", "fix": "a\\nok   b"}', '{"verdict": "good"}', "[" * 9999]
     output = user.write("output", "\n".join([*lines, ("x" * 999 + "\n") * 2048]))
     user.write("program", f"#!/bin/sh\nexec cat {output}\n", 0o755)
-    found = list(asuser.findings(account))
-    assert found[0] == Finding("ok", "\\x1b[2J", "a ok   b")
-    assert {finding.verdict for finding in found[1:]} == {"bad"}
-    assert sum(len(finding.what) for finding in found) < 1 << 20
+    findings = list(asuser.findings(account))
+    assert findings[0] == Finding("ok", "\\x1b[2J", "a ok   b")
+    assert {finding.verdict for finding in findings[1:]} == {"bad"}
+    assert sum(len(finding.what) for finding in findings) < 1 << 20
 
 
 @pytest.mark.security("R9")
-def test_user_who_hangs_is_ended(user: User, account: str, program: pathlib.Path) -> None:
+def test_hanging_check_is_killed(user: User, account: str, program: pathlib.Path) -> None:
     user.write("program", "#!/bin/sh\necho $$ > ~/pid\ntrap '' TERM\nsleep 600 & wait\n", 0o755)
     start = time.monotonic()
     [finding] = asuser.findings(account, deadline_s=1)

@@ -1,4 +1,4 @@
-"""Images of another machine: a clear error, or an emulator that binfmt_misc has registered."""
+"""Images for another machine type: a start fails with a clear error, or runs an emulator from binfmt_misc."""
 
 from __future__ import annotations
 
@@ -17,21 +17,21 @@ from tests.installation import LIBRARY
 from tests.kernel.conftest import User, require
 from tests.kernel.registry import serve
 
-# A private binfmt_misc, since Linux 6.7: user namespaces have their own.
+# Run in a user namespace. Since Linux 6.7, each user namespace has a private binfmt_misc.
 PRIVATE = ("unshare", "--user", "--map-root-user", "--mount", "sh", "-c")
 MOUNT = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
 NUMBERS = {"x86_64": 62, "aarch64": 183}
 HERE = os.uname().machine
 OTHER = "aarch64" if HERE == "x86_64" else "x86_64"
-# An interpreter that runs the program's namesake: busybox does, given the program's path.
+# Register an interpreter for OTHER. The tests use busybox, which runs the applet that has the program's name.
 EMULATOR = f"echo ':test:M:18:\\x{NUMBERS.get(OTHER, 0):02x}\\x00::{{}}:{{}}' > /proc/sys/fs/binfmt_misc/register"
 WHY = f"it is for {OTHER}, and this node is {HERE}: use an image for {HERE}, or register an emulator in binfmt_misc"
 
 
 @pytest.fixture
 def foreign(user: User, rootfs: Path) -> Path:
-    """Return a container of another machine: the ELF header of its busybox is changed."""
-    require(HERE in NUMBERS, f"nobody knows the other machine of {HERE}")
+    """Return a container for another machine type: its busybox names OTHER in the ELF header."""
+    require(HERE in NUMBERS, f"the test does not know an ELF machine number for {HERE}")
     done = subprocess.run([*PRIVATE, MOUNT], capture_output=True, text=True)
     if done.returncode != 0:
         pytest.skip(f"user namespaces have no binfmt_misc before Linux 6.7: {done.stderr.strip()}")
@@ -65,7 +65,7 @@ def test_emulator_without_flag_f_is_not_in_the_container(user: User, foreign: Pa
 
 @pytest.mark.parametrize("node", ["no emulator", "an emulator", "another emulator", "no binfmt_misc"])
 def test_step_asks_binfmt_misc_before_the_kernel(user: User, foreign: Path, node: str) -> None:
-    """slurmstepd runs the program, so the plugin must know earlier."""
+    """slurmstepd runs the program itself, so the plugin must know beforehand whether the kernel can run it."""
     lines = {
         "no emulator": "true",
         "an emulator": EMULATOR.format(user.home / "busybox", "F"),
@@ -77,13 +77,13 @@ def test_step_asks_binfmt_misc_before_the_kernel(user: User, foreign: Path, node
         f"print(explain_in('/', 'sh', {str(foreign / 'bin')!r}, os.open('/proc', os.O_PATH)))"
     )
     command = f"{MOUNT}; {lines[node]}; PYTHONPATH={LIBRARY} {sys.executable} -c {shlex.quote(ask)}"
-    said = subprocess.run([*PRIVATE, command], capture_output=True, text=True, check=True).stdout
+    stdout = subprocess.run([*PRIVATE, command], capture_output=True, text=True, check=True).stdout
     refused = node in ("no emulator", "another emulator")
-    assert said == (f"cannot run {foreign}/bin/sh: {WHY} with the flag F\n" if refused else "\n")
+    assert stdout == (f"cannot run {foreign}/bin/sh: {WHY} with the flag F\n" if refused else "\n")
 
 
 def test_import_of_another_machines_image_warns_or_refuses(user: User, tmp_path: Path) -> None:
-    """Without --arch it only warns, because a node may have an emulator."""
+    """Without --arch, import only warns, because a node may have an emulator."""
     here, other = architecture(HERE), architecture(OTHER)
     with serve(tmp_path) as registry:
         registry.pusher.image("test/box", "1", images.busybox(kinds=OCI, architecture=other))
@@ -91,5 +91,5 @@ def test_import_of_another_machines_image_warns_or_refuses(user: User, tmp_path:
         done = user.penroot("import", "-o", "box.sqsh", uri)
         assert f"test/box:1 is for {other}, this machine is {here}\n" in done.stderr
         assert "[WARN]" not in user.penroot("import", "-a", OTHER, "-f", "-o", "box.sqsh", uri).stderr
-        said = user.penroot("import", "-a", HERE, "-f", "-o", "box.sqsh", uri, status=1).stderr
-        assert f"is for {other} only" in said
+        stderr = user.penroot("import", "-a", HERE, "-f", "-o", "box.sqsh", uri, status=1).stderr
+        assert f"is for {other} only" in stderr

@@ -1,4 +1,4 @@
-"""Environment files of ``penroot start``, and the output of ``penroot env``, as an ordinary user."""
+"""An ordinary user runs ``penroot start`` with environment files, and ``penroot env``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernel.conftest import User, squashed
 
 
 class Files:
-    """The environment files of a user with the image ``image``, a squashfs file."""
+    """A user, the user's environment files in ~/.edf, and ``image``, a squashfs file."""
 
     def __init__(self, user: User, image: pathlib.Path) -> None:
         self.user = user
@@ -26,12 +26,12 @@ class Files:
         self.user.write(f".edf/{name}.toml", text)
 
     def start(self, text: str, *words: str, env: dict[str, str] | None = None, status: int = 0) -> str:
-        """Start the image with a file of this ``text``, and return stdout."""
+        """Start the image with an environment file that contains ``text``. Return stdout."""
         self.write("it", f'image = "{self.image}"\n{text}')
         return self.user.start("--environment", "it", *words, env=env, status=status)
 
     def refused(self, *words: str, env: dict[str, str] | None = None) -> str:
-        """Return the error and the hint of a start that must fail."""
+        """Return stderr of a start that must fail."""
         return self.user.penroot("start", *words, status=1, env=env).stderr
 
 
@@ -79,13 +79,13 @@ def test_options_override_the_file(files: Files) -> None:
     assert files.start(text, *words) == "/mnt/fstab\noption file\n"
 
 
-def test_a_container_where_the_file_says_no_image(files: Files, rootfs: pathlib.Path) -> None:
+def test_container_with_a_file_that_names_no_image(files: Files, rootfs: pathlib.Path) -> None:
     files.write("it", 'writable = false\n[env]\nA = "file"\n')
     assert files.user.start("--environment=it", "box", "sh", "-c", "echo $A") == "file\n"
     assert "start needs a container or an image" in files.refused("--environment=it")
 
 
-def test_ranks_share_a_container_of_one_file_and_not_of_another(files: Files) -> None:
+def test_ranks_share_a_container_only_with_the_same_file(files: Files) -> None:
     script = "files() { PMI_RANK=$2 penroot start --environment $1 readlink /proc/self/ns/mnt; }; "
     script += "files a 1; files a 2; files b 3"
     files.write("a", f'image = "{files.image}"\nentrypoint = false\n')
@@ -97,7 +97,7 @@ def test_ranks_share_a_container_of_one_file_and_not_of_another(files: Files) ->
 
 
 @pytest.mark.parity("start --environment --explain")
-def test_explain_says_which_line_each_is_from(files: Files) -> None:
+def test_explain_names_the_line_of_each_value(files: Files) -> None:
     text = 'workdir = "/mnt"\nmounts = [\n"/usr:/mnt"]\n[env]\nA = "1"\nFROM_IMAGE = ""\ndevices = "x"\n'
     out = files.start(text, "--explain", "true")
     path = f"{files.directory}/it.toml"
@@ -128,7 +128,7 @@ def test_hooks_see_the_annotations(files: Files) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "expected"),
     [
         ("mounts = ['/nowhere:/x']", "/nowhere"),
         ("workdir = '/nowhere'", "cannot enter the working directory /nowhere"),
@@ -140,13 +140,13 @@ def test_hooks_see_the_annotations(files: Files) -> None:
         ("devices = ['nvidia.com/gpu']", "nvidia.com/gpu"),
     ],
 )
-def test_impossible_values_are_reported(files: Files, text: str, says: str) -> None:
+def test_impossible_values_are_reported(files: Files, text: str, expected: str) -> None:
     files.write("it", f"image = '{files.image}'\n{text}\n")
-    said = files.refused("--environment", "it", "true")
-    assert says in said and said.count("[ERROR]") == 1, said
+    stderr = files.refused("--environment", "it", "true")
+    assert expected in stderr and stderr.count("[ERROR]") == 1, stderr
 
 
-def test_other_words_of_the_command_line(files: Files) -> None:
+def test_wrong_environment_options_are_reported(files: Files) -> None:
     assert "there is no none.toml in" in files.refused("--environment=none", "true")
     assert "option --environment needs a value" in files.refused("--environment=")
     assert "batch takes no --environment" in files.user.penroot("batch", "--environment=x", "y", status=1).stderr
@@ -155,7 +155,7 @@ def test_other_words_of_the_command_line(files: Files) -> None:
 
 
 @pytest.mark.parity("env render")
-def test_render_is_a_file_that_says_the_same(files: Files) -> None:
+def test_rendered_file_means_the_same(files: Files) -> None:
     files.write(
         "base", 'image = "debian"\nworkdir = "/a"\nmounts = ["${HOME}:/h"]\n[annotations]\na.b = "$$x"\nc = "1"\n'
     )
@@ -164,8 +164,8 @@ def test_render_is_a_file_that_says_the_same(files: Files) -> None:
     out = files.user.penroot("env", "render", "it").stdout
     assert f'image = "debian"  # {files.directory}/base.toml:1\n' in out
     assert f'unless the image sets it: HOME="{files.user.home}"\n' in out
-    said = pytest.importorskip("tomllib").loads(out)
-    assert said == {
+    document = pytest.importorskip("tomllib").loads(out)
+    assert document == {
         "image": "debian",
         "entrypoint": False,
         "writable": False,
@@ -195,32 +195,32 @@ def test_validate(files: Files) -> None:
 @pytest.mark.parity("a file or directory that others can write to is not trusted")
 @pytest.mark.security("H5")
 def test_file_of_another_user_is_not_trusted(files: Files) -> None:
-    place = files.user.home / "open"
-    place.mkdir()
-    (place / "it.toml").write_text(f'image = "{files.image}"\n')
-    files.user.own(place)
-    environ = {"EDF_PATH": str(place)}
+    directory = files.user.home / "open"
+    directory.mkdir()
+    (directory / "it.toml").write_text(f'image = "{files.image}"\n')
+    files.user.own(directory)
+    environ = {"EDF_PATH": str(directory)}
     assert files.user.start("--environment=it", "true", env=environ) == ""
-    place.chmod(0o1777)
+    directory.chmod(0o1777)
     assert "is world-writable" in files.refused("--environment=it", "true", env=environ)
-    named = f"--environment={place}/it.toml"
+    named = f"--environment={directory}/it.toml"
     assert files.user.start(named, "true") == ""
     if os.geteuid() == 0:
-        os.chown(place / "it.toml", 4711, 4711)
-        said = files.refused(named, "true")
-        assert f"{place}/it.toml: belongs to uid 4711" in said and "not trusted" in said
-        files.user.own(place)
-    place.chmod(0o755)
-    (place / "it.toml").chmod(0o666)
+        os.chown(directory / "it.toml", 4711, 4711)
+        stderr = files.refused(named, "true")
+        assert f"{directory}/it.toml: belongs to uid 4711" in stderr and "not trusted" in stderr
+        files.user.own(directory)
+    directory.chmod(0o755)
+    (directory / "it.toml").chmod(0o666)
     assert "can be written by others" in files.refused("--environment=it", "true", env=environ)
-    (place / "it.toml").unlink()
-    os.mkfifo(place / "it.toml")
-    files.user.own(place)
+    (directory / "it.toml").unlink()
+    os.mkfifo(directory / "it.toml")
+    files.user.own(directory)
     assert "is not a regular file" in files.refused("--environment=it", "true", env=environ)
 
 
 @pytest.mark.parity("start: without an environment file")
-def test_a_start_without_a_file_imports_nothing_of_it(files: Files) -> None:
+def test_start_without_a_file_imports_no_module_for_files(files: Files) -> None:
     code = "from enroot_py.cli.start import main\ntry: main(['--explain', 'box', 'true'])\nfinally: print(*sys.modules)"
     done = files.user.run("python3", "-IS", "-c", f"import sys; sys.path.insert(0, {LIBRARY!r}); {code}")
     modules = set(done.stdout.splitlines()[-1].split())

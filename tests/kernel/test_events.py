@@ -1,4 +1,4 @@
-"""Records and metrics of pulls, creations and starts, by an ordinary user."""
+"""Records and metrics of an ordinary user's pulls, creations and starts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def registry(registry: Server) -> Server:
 
 @pytest.fixture
 def file(user: User) -> pathlib.Path:
-    """Return the file for events."""
+    """Make the user record events in a file, and return the file."""
     path = user.home / "events.jsonl"
     user.environ["ENROOT_EVENTS"] = str(path)
     return path
@@ -71,7 +71,7 @@ def test_a_failure_is_recorded_with_its_message(user: User, file: pathlib.Path) 
 
 @pytest.mark.parity("neither an image nor another user can make or redirect a record")
 def test_user_and_host_of_an_event_are_not_the_images(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
-    """Nor the host: the container has its own passwd and, here, its own host name."""
+    """The container has its own passwd and host name, but the record has the host's."""
     (rootfs / "etc/passwd").write_text(f"mallory:x:{user.uid}:{user.uid}::/:/bin/sh\n")
     user.start("--root", "--uts", "--pid", "box", "true")
     (record,) = records(file)
@@ -90,7 +90,7 @@ def test_explain_records_nothing(user: User, rootfs: pathlib.Path, file: pathlib
 
 
 @pytest.mark.parity("nothing waits for a record")
-def test_a_daemon_that_is_not_there_costs_a_warning(user: User, rootfs: pathlib.Path) -> None:
+def test_missing_daemon_is_a_warning(user: User, rootfs: pathlib.Path) -> None:
     user.environ["ENROOT_EVENTS"] = "journald"
     hide = ("unshare", "--mount", "sh", "-c", 'mount -t tmpfs none /run && exec "$@"', "sh")
     done = user.penroot("start", "box", "echo", "started", prefix=hide)
@@ -99,10 +99,10 @@ def test_a_daemon_that_is_not_there_costs_a_warning(user: User, rootfs: pathlib.
 
 
 def test_invalid_place_for_events_is_an_error(user: User, rootfs: pathlib.Path) -> None:
-    said = user.penroot("start", "box", "true", env={"ENROOT_EVENTS": "journal"}, status=1).stderr
-    assert "ENROOT_EVENTS='journal' must be an absolute path or journald or syslog" in said
-    said = user.penroot("cache", "metrics", "--output", "/proc/x", status=1).stderr
-    assert said.startswith("[ERROR] cannot write /proc/x: ")
+    stderr = user.penroot("start", "box", "true", env={"ENROOT_EVENTS": "journal"}, status=1).stderr
+    assert "ENROOT_EVENTS='journal' must be an absolute path or journald or syslog" in stderr
+    stderr = user.penroot("cache", "metrics", "--output", "/proc/x", status=1).stderr
+    assert stderr.startswith("[ERROR] cannot write /proc/x: ")
 
 
 def samples(text: str) -> dict[str, float]:
@@ -115,23 +115,23 @@ def test_metrics(user: User, registry: Server, file: pathlib.Path) -> None:
     for _ in range(3):
         user.start(uri, "true")
     user.penroot("start", "no-such", "true", status=1)
-    with file.open("a") as f:  # lines that are not records, or not credible
+    with file.open("a") as f:  # lines that are not records or have impossible values
         f.write('no json\n[1]\n{"event": "x\\"y", "result": "ok"}\n{"event": "start"}\n')
         f.write('{"event": "pull", "result": "ok", "cache": "a\\nb", "seconds": NaN, "bytes": -5, "phases": [1]}\n')
         f.write('{"event": "pull", "result": "ok", "cache": "hit", "seconds": "1", "phases": {"evil\\"": 1}}\n')
     path = user.home / "penroot.prom"
     user.penroot("cache", "metrics", "--output", str(path))
-    found = samples(path.read_text())
+    metrics = samples(path.read_text())
     me = f'user="{user.uid}"'
-    assert found[f"penroot_store_images{{{me}}}"] == 1
-    assert found[f"penroot_store_bytes{{{me}}}"] > 0
-    assert found[f'penroot_events_total{{{me},event="start",result="ok"}}'] == 3
-    assert found[f'penroot_events_total{{{me},event="start",result="error"}}'] == 1
-    assert found[f'penroot_pulls_total{{{me},cache="hit"}}'] == 3
-    assert found[f'penroot_pulls_total{{{me},cache="miss"}}'] == 1
-    assert found[f"penroot_pulled_bytes_total{{{me}}}"] == records_bytes(file)
+    assert metrics[f"penroot_store_images{{{me}}}"] == 1
+    assert metrics[f"penroot_store_bytes{{{me}}}"] > 0
+    assert metrics[f'penroot_events_total{{{me},event="start",result="ok"}}'] == 3
+    assert metrics[f'penroot_events_total{{{me},event="start",result="error"}}'] == 1
+    assert metrics[f'penroot_pulls_total{{{me},cache="hit"}}'] == 3
+    assert metrics[f'penroot_pulls_total{{{me},cache="miss"}}'] == 1
+    assert metrics[f"penroot_pulled_bytes_total{{{me}}}"] == records_bytes(file)
     assert "evil" not in path.read_text() and path.stat().st_mode & 0o777 == 0o644
-    assert samples(user.penroot("cache", "metrics").stdout) == found
+    assert samples(user.penroot("cache", "metrics").stdout) == metrics
 
 
 LONG_NUMBERS = ["9" * 400, "-" + "9" * 400, "9" * 5000, "9" * 20000, "1." + "0" * 500]
@@ -140,16 +140,16 @@ LONG_NUMBERS += "1e400 true -1 1e999999".split()
 
 @pytest.mark.parametrize("number", LONG_NUMBERS, ids=range(len(LONG_NUMBERS)))
 def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path, number: str) -> None:
-    """One line of the file broke every later call."""
+    """Such a line once made every later call fail."""
     record = (
         '{{"event": "pull", "result": "ok", "cache": "hit", "seconds": {0}, "bytes": {0}, "phases": {{"fetch": {0}}}}}'
     )
     file.write_text(record.format(number) + '\n{"event": "start", "result": "ok", "seconds": 2}\n')
     user.own(file)
-    found = samples(user.penroot("cache", "metrics").stdout)
+    metrics = samples(user.penroot("cache", "metrics").stdout)
     me = f'user="{user.uid}"'
-    assert found[f'penroot_seconds_total{{{me},event="start"}}'] == 2
-    assert all(value < 1e15 for value in found.values())
+    assert metrics[f'penroot_seconds_total{{{me},event="start"}}'] == 2
+    assert all(value < 1e15 for value in metrics.values())
 
 
 def records_bytes(file: pathlib.Path) -> int:
@@ -159,7 +159,7 @@ def records_bytes(file: pathlib.Path) -> int:
 
 @pytest.mark.parity("penroot cache metrics")
 def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
-    """Each metric has help and type once, before its samples."""
+    """Each metric has one TYPE line, before its samples."""
     user.start("box", "true")
     typed: set[str] = set()
     for line in user.penroot("cache", "metrics").stdout.splitlines():
@@ -174,7 +174,7 @@ def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file
 
 @pytest.mark.parity("the examples of docs/reference/events.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
-    """The record has keys of real records, and the command writes metrics to its destination."""
+    """The documentation's record has the keys of real records. Its command writes metrics."""
     text = (pathlib.Path(__file__).parents[2] / "docs/reference/events.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", text, re.S)
     (command,) = re.findall(r"```console\n\$ (.*)\n```", text)
@@ -182,11 +182,11 @@ def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path, fil
     (record,) = records(file)
     shown = json.loads(example)
     assert set(record) <= set(shown) | {"container"} and set(record["phases"]) <= set(shown["phases"])
-    place = user.home / "node_exporter"
-    place.mkdir()
-    user.own(place)
-    here = {"penroot cache": f"{PREFIX}/bin/penroot cache", "/var/lib/node_exporter": str(place)}
-    for words, instead in {**here, "$(id -un)": "$(id -u)"}.items():  # the user has no name in the tests
+    directory = user.home / "node_exporter"
+    directory.mkdir()
+    user.own(directory)
+    replacements = {"penroot cache": f"{PREFIX}/bin/penroot cache", "/var/lib/node_exporter": str(directory)}
+    for words, instead in {**replacements, "$(id -un)": "$(id -u)"}.items():  # the user has no name in the tests
         command = command.replace(words, instead)
     user.run("sh", "-c", command)
-    assert 'event="start",result="ok"} 1' in (place / f"penroot-{user.uid}.prom").read_text()
+    assert 'event="start",result="ok"} 1' in (directory / f"penroot-{user.uid}.prom").read_text()

@@ -1,4 +1,4 @@
-"""``penroot exec`` and ``cp``: options, the client's end, and files under the container's control."""
+"""``penroot exec`` and ``cp``: their options, the end of the client, and files that the container controls."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from tests.waiting import until
 
 pytestmark = pytest.mark.usefixtures(nothing_left.__name__)
 
-TREE = "setsid sleep 1111 & sh -c 'sleep 2222 & sleep 3333; true'; true"  # grandchildren, one in another session
+TREE = "setsid sleep 1111 & sh -c 'sleep 2222 & sleep 3333; true'; true"  # three sleeps, one in another session
 
 
 @pytest.fixture
 def job(user: User, rootfs: pathlib.Path) -> Iterator[User]:
-    """Return a user with the writable container ``job`` in the background, which sleeps."""
+    """Return a user who runs the writable container ``job`` in the background. Its program sleeps."""
     detach(user, "--rw", "box", "sleep", "600")
     yield user
     user.penroot("stop", "--timeout", "1", "job")
@@ -29,9 +29,9 @@ def job(user: User, rootfs: pathlib.Path) -> Iterator[User]:
 
 
 def sleeping(user: User, *numbers: int) -> list[int]:
-    """Return the processes that run ``sleep`` with one of these numbers."""
-    found = (pid for number in numbers for pid in processes(user, f"sleep {number} "))
-    return [pid for pid in found if comm(pid) == "sleep"]
+    """Return the user's processes that run ``sleep`` with one of ``numbers``."""
+    pids = (pid for number in numbers for pid in processes(user, f"sleep {number} "))
+    return [pid for pid in pids if comm(pid) == "sleep"]
 
 
 def comm(pid: int) -> str:
@@ -49,7 +49,7 @@ def test_exec_runs_in_a_directory(job: User) -> None:
 
 
 @pytest.mark.parity("exec --user")
-def test_exec_as_root_and_as_oneself(job: User) -> None:
+def test_exec_as_root_and_as_the_caller(job: User) -> None:
     for user in ("root", "0", "0:0"):
         assert job.penroot("exec", "--user", user, "job", "id", "-u").stdout == "0\n"
     assert job.penroot("exec", "-u", str(job.uid), "job", "id", "-u").stdout == f"{job.uid}\n"
@@ -66,7 +66,7 @@ def test_options_of_docker_have_no_effect(job: User) -> None:
     assert job.penroot("exec", "-i", "--tty", "-e", "A=1", "job", "sh", "-c", "echo $A").stdout == "1\n"
 
 
-def test_exec_as_oneself_in_a_container_of_root(user: User, rootfs: pathlib.Path) -> None:
+def test_exec_as_the_caller_in_a_container_of_root(user: User, rootfs: pathlib.Path) -> None:
     detach(user, "--root", "box", "sleep", "600")
     assert user.penroot("exec", "job", "id", "-u").stdout == "0\n"
     assert user.penroot("exec", "--user", "root", "job", "id", "-u").stdout == "0\n"
@@ -175,7 +175,10 @@ def test_copy_into_a_read_only_container_says_so(user: User, rootfs: pathlib.Pat
 
 @pytest.mark.security("I13")
 def test_links_of_a_container_lead_nowhere_else(job: User) -> None:
-    """Absolute links, ``..``, links in /proc, links from an earlier copy, and links instead of files."""
+    """The container has absolute links, links with ``..``, links through /proc, and links in place of files.
+
+    A copy follows none of them, and no link that an earlier copy left on the host.
+    """
     outside = job.write("outside/secret", "kept").parent
     job.write("bad", "written")
     up = "../" * 20
@@ -190,7 +193,7 @@ def test_links_of_a_container_lead_nowhere_else(job: User) -> None:
     job.penroot("cp", "bad", "job:/opt/target")  # replaces the link
     assert not (job.data / "box/opt/target").is_symlink()
     job.penroot("cp", "job:/opt/tree", "out")
-    assert (job.home / "out/sub").readlink() == outside  # as a link
+    assert (job.home / "out/sub").readlink() == outside  # the link is copied as a link
     # The next copy has a directory and a file where the first had links.
     job.penroot(
         "exec", "job", "sh", "-c", "cd /opt/tree; rm sub secret; mkdir sub; echo bad > sub/secret; echo new > secret"
@@ -210,7 +213,7 @@ def test_special_files_are_not_copied(job: User) -> None:
 
 
 def test_files_that_change_during_a_copy_stay_inside(job: User, soak: bool) -> None:
-    """A container swaps a directory and a link to the host's files while copies read from it and write to it."""
+    """The container keeps swapping a directory with a link to the host's files, while cp reads and writes there."""
     outside = job.write("outside/secret", "kept").parent
     job.write("bad", "written")
     swap = (
@@ -228,8 +231,8 @@ def test_files_that_change_during_a_copy_stay_inside(job: User, soak: bool) -> N
 
 
 @pytest.mark.parity("exec: if exec is killed")
-def test_first_process_is_found_without_a_look_at_others(job: User) -> None:
-    """The start has recorded the process of ``box`` and ``job``: exec reads no other process's /proc."""
+def test_exec_reads_no_proc_of_other_processes(job: User) -> None:
+    """The start recorded the process of the container, so exec does not search /proc for it."""
     pid = program(job)
     trace = job.home / "trace"
     for target in ("job", "box"):

@@ -1,4 +1,4 @@
-"""The host's libfabric, UCX and NCCL plugin in containers, from Debian and from fake hosts."""
+"""Containers get libfabric, UCX and the NCCL plugin of the host: of Debian, or of a fake host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def info(box: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def newer(user: User) -> pathlib.Path:
-    """Return the container ``newer``: the next Debian release, with libfabric and programs of an older release."""
+    """Return the container ``newer``: glibc of the next Debian release, libfabric and its programs of an older one."""
     root = user.data / "newer"
     busybox_rootfs(root)
     releases.unpack(root, releases.newer(), "libc6")
@@ -54,7 +54,7 @@ def older(user: User) -> pathlib.Path:
 
 
 def owned(user: User, root: pathlib.Path) -> pathlib.Path:
-    require(os.geteuid() == 0, "packages of other releases are kept where root keeps them")
+    require(os.geteuid() == 0, "only root can write to the directory for packages of other releases")
     user.own(user.data)
     return root
 
@@ -78,7 +78,7 @@ def test_debians_libfabric_where_the_image_has_none(user: User, info: pathlib.Pa
 
 @pytest.mark.parity("99-fabric")
 def test_an_image_in_a_file(user: User, info: pathlib.Path) -> None:
-    """The image's server runs in a user namespace, which hides the owners of the host's files."""
+    """The image's FUSE server runs in a user namespace, in which the owners of the host's files are not visible."""
     path = squashed(user, info)
     assert "provider: tcp" in user.start(str(path), "fi_info", "-p", "tcp", env=REAL)
     assert "provider: tcp" in user.start("--root", str(path), "fi_info", "-p", "tcp", env=REAL)
@@ -104,14 +104,14 @@ def test_start_without_fabric_imports_no_module_of_it(user: User, rootfs: pathli
     plain = user.run(*words).stderr
     of_devices = ("devices.cdi", "devices.nvidia", "fabric.fabric", "runtime.edits", "base.ldcache", "base.elf")
     assert not [name for name in of_devices if name in plain]
-    asked = user.run(*words, env={"ENROOT_FABRIC": "libfabric", "ENROOT_FABRIC_UNFIT": "warn"})
-    assert "enroot_py.features.fabric.fabric" in asked.stderr
+    requested = user.run(*words, env={"ENROOT_FABRIC": "libfabric", "ENROOT_FABRIC_UNFIT": "warn"})
+    assert "enroot_py.features.fabric.fabric" in requested.stderr
 
 
 @pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
-def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathlib.Path) -> None:
-    """The library directory of the image is a link to the host's /dev/shm: the start fails and writes nothing there."""
+def test_library_directory_that_is_a_link_is_refused(user: User, info: pathlib.Path) -> None:
+    """The image's library directory is a link to the host's /dev/shm. The start fails, and writes nothing there."""
     shutil.rmtree(info / LIB[1:])
     (info / LIB[1:]).symlink_to("/dev/shm")
     done = user.penroot("start", "box", "true", env=REAL, status=1)
@@ -119,23 +119,23 @@ def test_nothing_is_put_where_an_image_links_to_the_host(user: User, info: pathl
     assert not list(pathlib.Path("/dev/shm").glob("libfabric*"))
 
 
-def test_a_library_that_another_user_owns_is_not_brought(user: User, info: pathlib.Path) -> None:
+def test_library_that_another_user_owns_is_not_added(user: User, info: pathlib.Path) -> None:
     require(os.geteuid() == 0, "only root makes files of another user")
-    place = user.home / "opt"
-    place.mkdir()
-    shutil.copy(f"{LIB}/libfabric.so.1", place)
-    user.own(place)
+    directory = user.home / "opt"
+    directory.mkdir()
+    shutil.copy(f"{LIB}/libfabric.so.1", directory)
+    user.own(directory)
     done = user.penroot(
-        "start", *annotated(user, CXI), "box", "fi_info", "-p", "tcp", env={"ENROOT_FABRIC_PATH": str(place)}
+        "start", *annotated(user, CXI), "box", "fi_info", "-p", "tcp", env={"ENROOT_FABRIC_PATH": str(directory)}
     )
     assert "provider: tcp" in done.stdout
-    listed = user.start("--explain", *annotated(user, CXI), "box", "true", env={"ENROOT_FABRIC_PATH": str(place)})
-    assert str(place) not in "\n".join(line for line in listed.splitlines() if line.startswith("file "))
+    listed = user.start("--explain", *annotated(user, CXI), "box", "true", env={"ENROOT_FABRIC_PATH": str(directory)})
+    assert str(directory) not in "\n".join(line for line in listed.splitlines() if line.startswith("file "))
 
 
 @pytest.mark.parity("the host's libfabric replaces an older one")
 def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.Path) -> None:
-    """The image lacks dependencies and gets the host's. Both ends of a connection run."""
+    """The image's libfabric lacks a library. With the host's, both ends of a connection run."""
     done = user.penroot("start", "newer", "fi_info", "--version", status=127)
     assert "librdmacm.so.1: cannot open shared object file" in done.stderr
     out = user.start("newer", "fi_info", "--version", env=REAL)
@@ -156,7 +156,7 @@ def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.P
 
 
 def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
-    """In an image of another release, the host's modules cover the image's module directory."""
+    """The host's UCX modules cover the module directory of the image, which is of another release."""
     require(os.path.exists(f"{LIB}/libucp.so.0") and shutil.which("gcc"), "libucx0 or gcc is not installed")
     (newer / LIB[1:] / "ucx").mkdir(parents=True)
     (newer / LIB[1:] / "ucx/libuct_old.so.0").touch()
@@ -173,8 +173,8 @@ def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("no replacement if the image's glibc is too old")
-def test_an_older_release_keeps_its_own(user: User, older: pathlib.Path) -> None:
-    """The host's libfabric cannot load: the error names the missing symbol version."""
+def test_older_release_does_not_get_the_hosts_libfabric(user: User, older: pathlib.Path) -> None:
+    """The host's libfabric cannot load in the image. The error names the missing symbol version."""
     library = os.path.realpath(f"{LIB}/libfabric.so.1")
     done = user.penroot("start", "older", "true", env=REAL, status=1)
     assert re.search(
@@ -202,11 +202,11 @@ def test_cray_libfabric_with_its_provider(user: User, box: pathlib.Path) -> None
 
 @pytest.mark.parity("ENROOT_FABRIC_PATH", "the examples of docs/howto/fabric.md")
 def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> None:
-    """The site's setting gets the plugin without variant; an annotation selects a variant."""
+    """The site's setting adds the plugin without a variant. An annotation selects a variant."""
     require_nodes()
     host = become(user, slingshot(user.home / "cray"))
-    for place in ("/opt/site/ofi-nccl", "/opt/site/ofi-nccl/cuda12"):
-        build(host.root, f"{place}/libnccl-net.so", needs=[f"{CRAY}/libfabric.so.1"])
+    for directory in ("/opt/site/ofi-nccl", "/opt/site/ofi-nccl/cuda12"):
+        build(host.root, f"{directory}/libnccl-net.so", needs=[f"{CRAY}/libfabric.so.1"])
     docs = (pathlib.Path(__file__).parents[2] / "docs/howto/fabric.md").read_text()
     settings = re.search(r"```yaml\n(.*?)```", docs, re.S)
     assert settings
@@ -249,10 +249,13 @@ def test_preflight_of_an_image(user: User, info: pathlib.Path) -> None:
     unasked = user.penroot("fabric", "box").stdout
     assert "libfabric  none: programs linked with it do not start" in unasked
     assert " would fit: set ENROOT_FABRIC=libfabric, or com.hooks.cxi.enabled" in unasked
-    asked = user.penroot("fabric", "box", env=REAL).stdout
-    assert f"the host's {library}" in asked and "the image has none: requested by ENROOT_FABRIC, environment" in asked
-    assert "with its dependencies " in asked and "libibverbs.so.1" in asked and "libc.so" not in asked
-    assert "providers: efa," in asked
+    requested = user.penroot("fabric", "box", env=REAL).stdout
+    assert (
+        f"the host's {library}" in requested
+        and "the image has none: requested by ENROOT_FABRIC, environment" in requested
+    )
+    assert "with its dependencies " in requested and "libibverbs.so.1" in requested and "libc.so" not in requested
+    assert "providers: efa," in requested
 
 
 @pytest.mark.parity("fabric --environment")
@@ -271,7 +274,7 @@ def test_preflight_names_devices_and_providers(user: User, box: pathlib.Path) ->
 
 @pytest.mark.parity("fabric --environment")
 def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
-    """penroot fabric shows the MPI's transports and NCCL's plugin, also if the image sets a variable."""
+    """penroot fabric shows MPI's transports and NCCL's plugin. It respects the variables of the image."""
     require_nodes()
     become(user, efa(user.home / "efa"))
     assert "mpi        none in the loader's directories" in user.penroot("fabric", "box").stdout
@@ -292,7 +295,7 @@ def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("fabric --environment")
-def test_preflight_fails_where_the_start_would(user: User, box: pathlib.Path) -> None:
+def test_preflight_fails_if_the_start_would_fail(user: User, box: pathlib.Path) -> None:
     require_nodes()
     become(user, slingshot(user.home / "cray"))
     done = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx"}, status=1)

@@ -1,4 +1,4 @@
-"""Every documented failure of start, exec and bundles prints one line of error, usually with a hint.
+"""Each documented failure of start, exec and bundles prints one error line and, in most cases, a hint.
 
 tests/slurm/test_failures_of_steps.py does the same for srun.
 """
@@ -16,8 +16,8 @@ import pytest
 from tests.kernel.conftest import PREFIX, UID, User, box, ordinary_user, require, small_filesystem, squashed
 
 HOOK = "hook"
-# Kind -> name -> (shell script with $P for penroot, a part of the message). The working directory is the user's home.
-# It contains box, box.sqsh and the files that PREPARED creates.
+# Kind -> name -> (a shell script in which $P is penroot, a part of the message). The script runs in the user's home,
+# with the container box, the image box.sqsh and the files that PREPARED creates.
 FAILURES: dict[str, dict[str, tuple[str, str]]] = {
     "usage": {
         "no target": ("$P start", "start needs"),
@@ -118,7 +118,7 @@ FAILURES: dict[str, dict[str, tuple[str, str]]] = {
         "output is closed": ("$P list >&-; $P list > /dev/full", "cannot write the output"),
     },
 }
-# Two commands, or errors of bash or the run file.
+# These cases print more than one error line: they run two commands, or bash or the bundle prints its own errors.
 SAYS_MORE = ("bash hook has no interpreter", "bash hook is no program", "output is closed", "remove")
 SAYS_MORE += tuple(name for name in FAILURES["command"] if name.startswith("bundle"))
 CASES = [(kind, name) for kind, cases in FAILURES.items() for name in cases]
@@ -160,7 +160,7 @@ BASH_HOOKS = {
 
 @pytest.fixture(scope="module")
 def prepared() -> Iterator[User]:
-    """Yield one user for all cases: failures change nothing."""
+    """Yield one user for all cases, because a failure changes nothing."""
     with ordinary_user(UID) as user:
         rootfs = box(user)
         squashed(user, rootfs)
@@ -176,13 +176,13 @@ def prepared() -> Iterator[User]:
 
 
 def assert_in_words(err: str, *, kind: str = "") -> None:
-    """One line is the error, and the rest is a hint or a warning, without traces of Python."""
+    """Check that the output has no trace of Python: no traceback, file name or exception name."""
     lines = [line for line in err.splitlines() if line and not line.startswith("[INFO]")]
-    assert lines, "nothing is said"
+    assert lines, "there is no message"
     assert not re.search(r"Traceback|  File \"|a bug in|\[Errno|<class|object at 0x", err), err
-    # A site's hook has a file name with this ending, and its author knows the exception.
-    rest = re.sub(r"/\S*/hooks\.d/\S*\.py(:\d+ failed: \w+:)?", "", err) if kind == HOOK else err
-    assert not re.search(r"\.py\b|\b[A-Z]\w*(Error|Exception|Exit)\b", rest), err
+    # An error in a site's Python hook may name the file and the exception: they help the hook's author.
+    message = re.sub(r"/\S*/hooks\.d/\S*\.py(:\d+ failed: \w+:)?", "", err) if kind == HOOK else err
+    assert not re.search(r"\.py\b|\b[A-Z]\w*(Error|Exception|Exit)\b", message), err
 
 
 @pytest.mark.parametrize(("kind", "name"), CASES, ids=[f"{kind}: {name}" for kind, name in CASES])

@@ -1,4 +1,4 @@
-"""The core works without any one of its features."""
+"""penroot works if the folder of any one feature is missing."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from tests.installation import copy_tree
 from tests.kernel.conftest import User
 
 ROOT = Path(__file__).parents[2]
-# Tests of the core: they use no feature.
+# Unit tests that use no feature: test_environ.py, test_hooks.py, …
 CORE = "environ hooks options plugin_settings settings start submit yaml"
 
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return a copy of this source tree, whose modules are compiled once."""
+    """Return a copy of the source tree. All tests share it, so Python compiles its modules once."""
     top = tmp_path_factory.mktemp("core")
     for name in ("enroot_py", "pyxis_py", "hooks", "tests"):
         shutil.copytree(ROOT / name, top / name, symlinks=True, ignore=shutil.ignore_patterns("__pycache__"))

@@ -1,4 +1,4 @@
-"""Images and containers of enroot work here, and ours have enroot's format."""
+"""penroot runs enroot's images and containers, and writes images and containers in enroot's format."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from tests.kernel.registry import serve
 
 GOLDEN = pathlib.Path(__file__).parent.parent / "unit/enroot"
 CONFIGS = sorted(path.stem for path in GOLDEN.glob("*.json"))
-# The options of enroot's own mksquashfs, by default.
-ENROOTS = ("-all-root", "-comp", "lzo", "-noD")
+# The options with which enroot calls mksquashfs by default.
+ENROOT_SQUASH_OPTIONS = ("-all-root", "-comp", "lzo", "-noD")
 ENTRY = b'#!/bin/sh\necho "$PWD" "$A" "$#" "$@"\n'
 
 
 def unpacked(user: User, image: pathlib.Path) -> pathlib.Path:
-    """Extract an image with unsquashfs, with owners and modes if root calls."""
+    """Extract an image with unsquashfs. Root also gets the files' owners and modes."""
     target = user.home / f"{image.name}.tree"
     command = ["unsquashfs", "-quiet", "-no-progress", "-d", str(target), str(image)]
     subprocess.run(command, check=True, capture_output=True)
@@ -57,7 +57,7 @@ def test_import_writes_what_enroot_writes(user: User, name: str) -> None:
 
 @pytest.fixture
 def tree(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """Return the root file system of an image as enroot creates it from the config ``full``."""
+    """Return the container ``box`` with the files that enroot writes for the config ``full``."""
     for file in ("rc", "fstab", "environment"):
         shutil.copy(GOLDEN / f"full.{file}", rootfs / "etc" / file)
     (rootfs / "etc/rc.local").write_text("# nothing\n")
@@ -76,7 +76,7 @@ def enroots(user: User, tree: pathlib.Path) -> pathlib.Path:
     if os.geteuid() == 0:
         os.chmod("/dev/fuse", 0o666)
     path = user.home / "full.sqsh"
-    subprocess.run(["mksquashfs", str(tree), str(path), *ENROOTS, "-quiet", "-no-progress"], check=True)
+    subprocess.run(["mksquashfs", str(tree), str(path), *ENROOT_SQUASH_OPTIONS, "-quiet", "-no-progress"], check=True)
     user.own(path)
     shutil.rmtree(tree)
     return path
@@ -96,29 +96,29 @@ def test_image_of_enroot_starts(user: User, enroots: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("create: extended attributes of users", "an image is a squashfs file", "a container is a directory")
-def test_image_of_enroot_becomes_the_container_that_enroot_makes(user: User, enroots: pathlib.Path) -> None:
+def test_create_makes_the_same_container_as_enroot(user: User, enroots: pathlib.Path) -> None:
     user.penroot("create", "-n", "made", str(enroots))
     check_what_runs(user, "made")
     # Like enroot, use only unsquashfs -user-xattrs.
     assert os.getxattr(user.data / "made/entry.sh", "user.note") == b"kept"
     assert os.listdir(user.data) == ["made"]
-    theirs = unpacked(user, enroots)
-    assert outline(user.data / "made") == outline(theirs)
+    expected = unpacked(user, enroots)
+    assert outline(user.data / "made") == outline(expected)
 
 
 def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
-    """Return mode and content of every file in a tree."""
-    found = {}
+    """Return the mode, and the content or link target, of each file in a tree."""
+    files = {}
     for path in sorted(tree.rglob("*")):
         kind = path.lstat().st_mode
         content = os.fsencode(os.readlink(path)) if path.is_symlink() else path.read_bytes() if path.is_file() else b""
-        found[str(path.relative_to(tree))] = (kind, content)
-    return found
+        files[str(path.relative_to(tree))] = (kind, content)
+    return files
 
 
 @pytest.mark.parity("export: root owns everything", "a container is a directory")
 def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path) -> None:
-    """enroot leaves /.lock, mount points without permissions, and in bundles /.enroot."""
+    """enroot leaves /.lock and mount points without permissions in a container, and /.enroot in that of a bundle."""
     (tree / ".lock").write_text("")
     (tree / ".enroot/bin").mkdir(parents=True)
     (tree / "mnt/point").mkdir(parents=True)
@@ -140,15 +140,15 @@ def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path
 
 
 @pytest.mark.parity("/etc/fstab: volumes")
-def test_volume_that_is_missing_is_made_and_usable(user: User, tree: pathlib.Path) -> None:
+def test_missing_volume_is_created(user: User, tree: pathlib.Path) -> None:
     (tree / "data").rmdir()
     script = user.home / "rc"
     script.write_text("touch /data/volume && echo writable\n")
     assert user.start("--rc", str(script), "box") == "writable\n"
 
 
-def test_layers_are_files_of_the_image(user: User) -> None:
-    """The config replaces the image's own file in /etc, as in enroot's images."""
+def test_config_replaces_files_of_a_layer(user: User) -> None:
+    """Files written from the image's config replace files of the layers, as in enroot's images."""
     layer = Layer(images.tar([directory("etc"), entry("etc/rc", b"old"), entry("etc/environment", b"OLD=1\n")]))
     with serve(user.home / "registry") as server:
         server.pusher.image("library/x", "1", Image([layer], {"Env": ["NEW=1"], "Cmd": ["/bin/sh"]}))
@@ -161,7 +161,7 @@ def test_layers_are_files_of_the_image(user: User) -> None:
 
 
 def test_more_links_than_the_file_system_has(tmp_path: pathlib.Path) -> None:
-    """Ext4 allows 65,000 links to a file. Further names share a copy with the file's content, mode and time."""
+    """ext4 allows 65,000 links to a file. Further names are links to a copy with the same content, mode and time."""
     count = 66_000
     entries = [entry("f", b"data", mode=0o750, mtime=7), images.symlink("s", "f")]
     entries += [images.hardlink(f"d{n // 1000}/l{n}", "f") for n in range(count)]

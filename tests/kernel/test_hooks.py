@@ -1,4 +1,4 @@
-"""Hooks of a site beside ours: selection, order, and their view of each other."""
+"""Hooks of a site beside penroot's hooks: which of them run, in which order, and what each sees of the others."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ SHOW_RAN = ("sh", "-c", 'echo "$RAN"')
 
 @pytest.fixture
 def site(user: User) -> pathlib.Path:
-    """Return hooks.d of the system."""
+    """Return the system's hooks.d."""
     directory = user.home / "etc/hooks.d"
     directory.mkdir(parents=True)
     return directory
 
 
 def explained(user: User, *arguments: str, **env: str) -> list[str]:
-    """Return the lines on hooks of --explain, without the installation's path."""
+    """Return the lines about hooks in the output of --explain. Paths in the home directory are relative."""
     out = user.start("--explain", *arguments, "box", "true", env=env)
     lines = [line for line in out.splitlines() if line.startswith(("hook ", "no hook "))]
     return [" ".join(line.replace(f"{user.home}/", "").split()) for line in lines]
@@ -48,7 +48,7 @@ def test_edited_hooks_of_the_site_replace_ours(user: User, rootfs: pathlib.Path,
 
 
 @pytest.mark.parity("hooks: by name")
-def test_one_order_for_all_languages(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+def test_hooks_of_both_languages_run_in_one_order(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     python = "def run(c):\n    c.environ['RAN'] = (c.environ.get('RAN', '') + ' ' + __file__[-7:-3]).strip()\n"
     for name in ("20-b", "40-d", "50-e"):
         (site / f"{name}.py").write_text(python)
@@ -60,7 +60,7 @@ def test_one_order_for_all_languages(user: User, rootfs: pathlib.Path, site: pat
 
 
 @pytest.mark.parity("hooks: by name")
-def test_one_sees_what_the_other_wrote(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+def test_hooks_see_what_earlier_hooks_wrote(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     (site / "20-b.py").write_text(
         "def run(c):\n    assert c.environ.pop('GONE') == '1'\n    assert c.environ['QUOTED'] == 'a b'\n"
         "    c.environ['PYTHON'] = 'x'\n"
@@ -80,8 +80,8 @@ def test_one_sees_what_the_other_wrote(user: User, rootfs: pathlib.Path, site: p
     assert user.start("box", "sh", "-c", show) == "x//a b//2/\n/mnt/doc\n"
 
 
-def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
-    """The start reads the image's command script before the hooks, to prefetch the program, and again after them."""
+def test_hook_can_change_the_command_script(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+    """The start reads /etc/rc before the hooks, to prefetch the program, and again after the hooks."""
     run = etc.Exec("/opt", ("echo",), ("image",))
     for name, content in (("rc", etc.write_rc("docker://box", {}, run)), ("rc.local", etc.RC_LOCAL)):
         (rootfs / "etc" / name).write_text(content)
@@ -96,17 +96,17 @@ def test_the_command_script_may_change(user: User, rootfs: pathlib.Path, site: p
 
 @pytest.mark.parity("exports of a configuration script reach hooks")
 @pytest.mark.parametrize("vendor", ["MELLANOX", "NVIDIA"])
-@pytest.mark.parametrize("who", ["hook", "environ()", "export"])
+@pytest.mark.parametrize("source", ["hook", "environ()", "export"])
 def test_hooks_use_the_devices_that_others_selected(
-    user: User, rootfs: pathlib.Path, site: pathlib.Path, vendor: str, who: str
+    user: User, rootfs: pathlib.Path, site: pathlib.Path, vendor: str, source: str
 ) -> None:
-    """Chosen by a node's hook, for example one that selects MIG devices, or by the configuration of a container."""
+    """A hook of the node, for example for MIG devices, or the container's configuration script selects the devices."""
     if vendor == "NVIDIA" and os.path.exists("/proc/driver/nvidia"):
         pytest.skip("this machine has GPUs")
     line = f"{vendor}_VISIBLE_DEVICES=7777"
     conf = user.home / "box.conf"
-    conf.write_text({"environ()": f"environ() {{ echo {line}; }}\n", "export": f"export {line}\n"}.get(who, ""))
-    if who == "hook":
+    conf.write_text({"environ()": f"environ() {{ echo {line}; }}\n", "export": f"export {line}\n"}.get(source, ""))
+    if source == "hook":
         bashhooks.write(site, {"50-choose": f'echo {line} >> "${{ENROOT_ENVIRON}}"\n'})
     hook = {"MELLANOX": "99-mellanox", "NVIDIA": "98-nvidia"}[vendor]
     (site / f"{hook}.py").write_text(
@@ -129,8 +129,8 @@ def test_hooks_get_settings_that_a_configuration_exports(user: User, rootfs: pat
     conf = user.write("box.conf", "export ENROOT_MOUNT_HOME=y\n")
     assert user.start("-c", str(conf), "box", "sh", "-c", "ls ~/mine") == f"{user.home}/mine\n"
     conf.write_text("export ENROOT_MOUNT_HOME=perhaps\n")
-    said = user.penroot("start", "-c", str(conf), "box", status=1).stderr
-    assert "box.conf: ENROOT_MOUNT_HOME='perhaps' must be" in said
+    stderr = user.penroot("start", "-c", str(conf), "box", status=1).stderr
+    assert "box.conf: ENROOT_MOUNT_HOME='perhaps' must be" in stderr
 
 
 @pytest.mark.parity("environ()")
@@ -148,35 +148,33 @@ def test_configuration_runs_in_one_shell(user: User, rootfs: pathlib.Path) -> No
 
 
 def known_original(user: User, site: pathlib.Path, name: str, text: str) -> pathlib.Path:
-    """Return a copy of our source tree that takes this text for enroot's original hook ``name``."""
+    """Install a hook with ``text``, and return penroot from a source tree that regards it as enroot's original hook."""
     bashhooks.write(site, {name: text})
-    own = user.home / "penroot"
-    program = copy_tree(own)
+    tree = user.home / "penroot"
+    program = copy_tree(tree)
     digest = blake2b((site / f"{name}.sh").read_bytes(), digest_size=16).hexdigest()
-    with (own / "hooks/originals.b2sum").open("a") as known:
+    with (tree / "hooks/originals.b2sum").open("a") as known:
         known.write(f"{digest}  {name}.sh\n")
-    user.own(own)
+    user.own(tree)
     return program
 
 
 @pytest.mark.parity("hooks: a hook that a site has edited or switched off")
 @pytest.mark.parametrize("name", ["10-shadow", "50-sharp"])
-def test_unedited_hook_of_enroot_is_replaced_by_ours(
-    user: User, rootfs: pathlib.Path, site: pathlib.Path, name: str
-) -> None:
+def test_unedited_hook_of_enroot_is_replaced(user: User, rootfs: pathlib.Path, site: pathlib.Path, name: str) -> None:
     main = known_original(user, site, name, "exit 1\n")
     assert user.run(str(main), "start", "box", "id", "-un").stdout == f"user{UID}\n"
     out = user.run(str(main), "start", "--explain", "box", "true").stdout
     assert f"{name}.py  (in place of {site}/{name}.sh, an original of enroot)" in out
     with (site / f"{name}.sh").open("a") as f:
         f.write("# edited\n")
-    said = user.run(str(main), "start", "box", "id", "-un", status=1).stderr
-    assert f"hook {site}/{name}.sh failed" in said
+    stderr = user.run(str(main), "start", "box", "id", "-un", status=1).stderr
+    assert f"hook {site}/{name}.sh failed" in stderr
 
 
 @pytest.mark.parity("hooks: a hook that a site has edited or switched off")
 @pytest.mark.parametrize("kind", ["empty", "null", "not executable", "py"])
-def test_hook_of_ours_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
+def test_hook_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
     off = site / ("10-shadow.py" if kind == "py" else "10-shadow.sh")
     if kind == "null":
         off.symlink_to("/dev/null")
@@ -212,7 +210,9 @@ common::rmall "${made}"; [ ! -e "${made}" ]
     assert out == "A=${WORD} B=$WORD 700\n"
 
 
-def test_without_bash_hooks_no_process_is_started(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
+def test_module_for_bash_hooks_is_not_imported_without_one(
+    user: User, rootfs: pathlib.Path, site: pathlib.Path
+) -> None:
     (site / "50-x.py").write_text(
         "def run(c):\n    import sys\n    c.environ['SEEN'] = str('enroot_py.runtime.shellhooks' in sys.modules)\n"
     )

@@ -1,4 +1,4 @@
-"""/etc/hosts, /etc/hostname and /etc/resolv.conf of the host, in a container."""
+"""Containers have the host's /etc/hosts, /etc/hostname and /etc/resolv.conf, also after these files change."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.kernel.conftest import User, require
 from tests.waiting import until
 
-# Runs in a container: print "up", wait until the file has the words, print the words.
+# Run in a container: print "up", wait until the files have both changes, and print how many lines have each.
 FOLLOW = """
 echo up; n=0
 until grep -q fresh /etc/resolv.conf && grep -q n77 /etc/hosts || [ $n = 300 ]; do sleep 0.1; n=$((n+1)); done
@@ -24,19 +24,22 @@ IN_PLACE = "echo '{line}' >> {file}"
 STARTS = ("box", "--root box", "box.sqsh", "--root box.sqsh", "--pid box", "--root --pid box.sqsh")
 
 
-def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLLOW) -> list[str]:
-    """Run a container that watches while its host's files change, with a private /etc for this host."""
+def follow(user: User, change: str, link: bool, *arguments: str, script: str = FOLLOW) -> list[str]:
+    """Run a container that runs ``script`` while its host's files change. The host is a private copy of /etc.
+
+    Return the lines of output. ``change`` is RENAME or IN_PLACE. With ``link``, /etc/resolv.conf is a link.
+    """
     require(os.geteuid() == 0, "only root can change /etc")
-    out, place = user.home / "out", user.home / "host"
+    out, host = user.home / "out", user.home / "host"
     start = shlex.join(user.command("penroot", "start", *arguments, "sh", "-c", script))
-    resolv = f"{place}/run/resolv.conf" if link else "/etc/resolv.conf"
+    resolv = f"{host}/run/resolv.conf" if link else "/etc/resolv.conf"
     around = f"""
-        mkdir -p {place}/run && cp -a /etc {place}/etc && mount --bind {place}/etc /etc || exit
+        mkdir -p {host}/run && cp -a /etc {host}/etc && mount --bind {host}/etc /etc || exit
         {f"mv /etc/resolv.conf {resolv} && ln -s {resolv} /etc/resolv.conf" if link else ""}
         cd {user.home}; {start} > {out} 2>&1 &
         until grep -q up {out}; do sleep 0.05; done
-        {how.format(file=resolv, line="# once")}; {how.format(file="/etc/hosts", line="10.0.0.77 n77")}
-        sleep 0.3; {how.format(file=resolv, line="# fresh")}
+        {change.format(file=resolv, line="# once")}; {change.format(file="/etc/hosts", line="10.0.0.77 n77")}
+        sleep 0.3; {change.format(file=resolv, line="# fresh")}
         wait $!
     """
     subprocess.run(["unshare", "-m", "sh", "-c", around], env=user.environ, check=False, timeout=100)
@@ -46,7 +49,7 @@ def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLL
 @pytest.mark.parity("penroot-follow")
 @pytest.mark.security("C10")
 @pytest.mark.parametrize(
-    ("how", "link", "arguments"),
+    ("change", "link", "arguments"),
     [
         (RENAME, True, "box"),
         (IN_PLACE, False, "box"),
@@ -56,18 +59,18 @@ def follow(user: User, how: str, link: bool, *arguments: str, script: str = FOLL
     ids=lambda value: {RENAME: "renamed", IN_PLACE: "in place", True: "link", False: "file"}.get(value, value),
 )
 def test_container_sees_host_files_that_change(
-    user: User, image: pathlib.Path, how: str, link: bool, arguments: str
+    user: User, image: pathlib.Path, change: str, link: bool, arguments: str
 ) -> None:
-    up, seen, refused, *apt = follow(user, how, link, *arguments.split())
+    up, seen, refused, *apt = follow(user, change, link, *arguments.split())
     assert (up, seen) == ("up", "1 1")
     assert "Read-only" in refused
-    assert "No such file" in apt[0]  # no directory of the host
+    assert "No such file" in apt[0]  # the host's other files are not visible
 
 
 @pytest.mark.security("C10")
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_callers_mount_stays_when_the_host_file_changes(user: User, image: pathlib.Path, target: str) -> None:
-    """The kernel detaches mounts on a file that is replaced."""
+    """The kernel detaches the mounts on a file that is replaced. The caller's mount must stay nevertheless."""
     (user.home / "mine").write_text("mine\n")
     user.own(user.home)
     script = FOLLOW.replace("300", "20") + "cat /etc/resolv.conf"
@@ -89,12 +92,12 @@ def test_nothing_follows_a_container_that_has_ended(
 def test_program_has_no_unknown_child(user: User, image: pathlib.Path, target: str) -> None:
     script = "echo $(cat /proc/$$/task/$$/children); sleep 0.5; echo $(cat /proc/$$/task/$$/children)"
     for line in user.start(target, "sh", "-c", script).splitlines():
-        assert len(line.split()) == 1, "the program that reads the file is the only child"
+        assert len(line.split()) == 1, "cat is the only child of the program"
 
 
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_reader_of_output_waits_for_the_program_alone(user: User, image: pathlib.Path, target: str) -> None:
-    """A process beside the container must not keep the caller's pipe open."""
+    """penroot-follow does not keep the caller's pipe open after the program has ended."""
     script = "sleep 20 > /dev/null 2>&1 & echo up"
     began = time.monotonic()
     assert user.penroot("start", target, "sh", "-c", script).stdout == "up\n"

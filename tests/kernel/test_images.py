@@ -1,4 +1,4 @@
-"""Images from a real registry, and from a failing one, through the command line as an ordinary user."""
+"""An ordinary user imports images from a real registry, and through a proxy that injects faults."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CHANGE = [
     directory("old"),
     entry("old/.wh..wh..opq"),
     entry("old/b", b"b"),
-    entry("tmp/left", b"here"),  # no entry for its directory
+    entry("tmp/left", b"here"),  # the layer has no entry for the directory tmp
     entry("bin/new", b"x", mode=0o2755, pax_headers={"SCHILY.xattr.user.note": "yes"}),
 ]
 SETTINGS = {
@@ -85,25 +85,25 @@ def registry(registry: Server) -> Server:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(user: User) -> Iterator[None]:
-    """Check that no test leaves a half-made file, special bit or device in the store."""
+    """Check after each test that the store has no half-made file, set-ID or sticky bit, or device."""
     yield
     temporary = user.home / "cache/tmp"
     assert not temporary.exists() or list(temporary.iterdir()) == []
     for path in (user.home / "cache").rglob("*"):
-        found = path.lstat()
-        assert not found.st_mode & 0o7000 or stat.S_ISLNK(found.st_mode), path
-        assert not stat.S_ISBLK(found.st_mode), path
-        assert not stat.S_ISCHR(found.st_mode) or found.st_rdev == 0, path
+        state = path.lstat()
+        assert not state.st_mode & 0o7000 or stat.S_ISLNK(state.st_mode), path
+        assert not stat.S_ISBLK(state.st_mode), path
+        assert not stat.S_ISCHR(state.st_mode) or state.st_rdev == 0, path
 
 
 def listing(path: Path) -> dict[str, str]:
-    """Return the entries of a squashfs: name -> mode, owner, size or target."""
+    """Return the entries of a squashfs file: name -> "MODE OWNER SIZE". The name of a link ends in " -> TARGET"."""
     out = subprocess.run(["unsquashfs", "-lls", path], capture_output=True, text=True, check=True).stdout
-    found = {}
+    entries = {}
     for line in out.splitlines():
         mode, owner, size, _, _, name = line.split(None, 5)
-        found[name.removeprefix("squashfs-root").lstrip("/")] = f"{mode} {owner} {size}"
-    return found
+        entries[name.removeprefix("squashfs-root").lstrip("/")] = f"{mode} {owner} {size}"
+    return entries
 
 
 def content(path: Path, name: str) -> bytes:
@@ -152,16 +152,16 @@ def test_container_takes_precedence_over_a_tag(user: User, rootfs: Path) -> None
 def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None:
     user.penroot("import", f"docker://{registry.host}/test/one:1")
     image = user.home / "test+one+1.sqsh"
-    there = listing(image)
-    top = {name.partition(" -> ")[0] for name in there if "/" not in name.partition(" -> ")[0]} - {""}
+    entries = listing(image)
+    top = {name.partition(" -> ")[0] for name in entries if "/" not in name.partition(" -> ")[0]} - {""}
     assert top == {"etc", "old", "tmp", "bin", "lib", "usr", "locked", "closed", "work"}
-    assert "etc/gone" not in there and "old/a" not in there and "dev/null" not in there
+    assert "etc/gone" not in entries and "old/a" not in entries and "dev/null" not in entries
     assert content(image, "old/b") == b"b" and content(image, "usr/share/dev/x") == b"1"
-    modes = {name: there[name].split()[0] for name in ("tmp", "bin/su", "bin/su2", "bin/new", "locked", "closed")}
+    modes = {name: entries[name].split()[0] for name in ("tmp", "bin/su", "bin/su2", "bin/new", "locked", "closed")}
     assert modes == {
         "tmp": "drwxrwxrwt", "bin/su": "-rwsr-xr-x", "bin/su2": "-rwsr-xr-x", "bin/new": "-rwxr-sr-x",
         "locked": "----------", "closed": "dr-xr-xr-x"}  # fmt: skip
-    assert {line.split()[1] for line in there.values()} == {"root/root"}
+    assert {line.split()[1] for line in entries.values()} == {"root/root"}
     assert content(image, "etc/fstab").decode() == (
         "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
     )
@@ -172,7 +172,7 @@ def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None
 
 @pytest.mark.parametrize("form", ["tree", "squashfs"])
 def test_scripts_of_a_loaded_container_are_read_and_edited(user: User, registry: Server, form: str) -> None:
-    """Like tools that know the trees of enroot."""
+    """Tools that know enroot's containers read and edit these files in the container's directory."""
     image = images.busybox(entry("etc/of-layer"), entry("etc/gone"))
     image.layers.append(Layer(images.tar([entry("etc/.wh.gone")])))
     registry.pusher.image("test/scripts", "1", image)
@@ -184,7 +184,7 @@ def test_scripts_of_a_loaded_container_are_read_and_edited(user: User, registry:
     script = "echo [$FOO]; ls /etc/of-layer; ls /etc/gone 2>&1; ls -ld /etc"
     out = user.run("penroot", "start", "look", "sh", "-c", script).stdout.splitlines()
     assert out[:2] == ["[bar]", "/etc/of-layer"] and "No such file" in out[2] and out[3].startswith("drwxr-xr-x")
-    user.start("look")  # the edited command; sh would wait
+    user.start("look")  # runs the edited command, true; sh would wait
     user.start("--rw", "look", "touch", "/etc/new")
     assert (tree / "new").exists()
     user.penroot("export", "-o", "out.sqsh", "look")
@@ -216,8 +216,8 @@ def test_formats_and_compressions_give_the_same_tree(user: User, registry: Serve
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/formats:x")
     user.penroot("import", "-o", "y.sqsh", f"docker://{registry.host}/test/one:1")
     x, y = listing(user.home / "x.sqsh"), listing(user.home / "y.sqsh")
-    for there in (x, y):
-        del there["etc/rc"]  # contains its origin
+    for entries in (x, y):
+        del entries["etc/rc"]  # names the image
     assert x == y
 
 
@@ -226,7 +226,7 @@ def test_same_bytes_again(user: User, registry: Server) -> None:
     for name in ("x", "y"):
         env = {"SOURCE_DATE_EPOCH": "1700000000", "ENROOT_CACHE_PATH": str(user.home / name)}
         user.penroot("import", "-o", f"{name}.sqsh", f"docker://{registry.host}/test/one:1", env=env)
-        time.sleep(1 - time.time() % 1)  # until the next second of the clock
+        time.sleep(1 - time.time() % 1)  # wait for the next second of the clock
     assert (user.home / "x.sqsh").read_bytes() == (user.home / "y.sqsh").read_bytes()
 
 
@@ -327,7 +327,7 @@ def test_image_without_layers_and_without_command(user: User, registry: Server) 
 
 
 @pytest.mark.parametrize(
-    ("config", "said"),
+    ("config", "error"),
     [
         ({"config": {"WorkingDir": "/a" * 3000}}, "the WorkingDir has more than 256 directories"),
         ({"rootfs": None}, "0 diff_ids"),
@@ -336,7 +336,7 @@ def test_image_without_layers_and_without_command(user: User, registry: Server) 
     ],
 )
 def test_invalid_config_is_reported_and_not_stored(
-    user: User, registry: Server, config: dict[str, object], said: str
+    user: User, registry: Server, config: dict[str, object], error: str
 ) -> None:
     image = make()
     data = json.dumps({**json.loads(image.config()), **config}).encode()
@@ -344,12 +344,12 @@ def test_invalid_config_is_reported_and_not_stored(
     registry.pusher.image("test/config", "1", image)
     for verb in ("import", "inspect") if "rootfs" in config else ("import",):
         done = user.penroot(verb, f"docker://{registry.host}/test/config:1", status=1)
-        assert said in done.stderr and "Traceback" not in done.stderr
+        assert error in done.stderr and "Traceback" not in done.stderr
     user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
 
 
 def test_127_layers_start_and_become_a_file(user: User, registry: Server) -> None:
-    """docker's maximum, in each form in which kernels accept lower directories."""
+    """127 is docker's maximum. Both ways to mount so many lower directories work: that of a start, and mount(2)."""
     image = images.busybox()
     image.layers += [Layer(images.tar([entry(f"f{i}", b"x"), entry("last", b"%d" % i)])) for i in range(126)]
     registry.pusher.image("test/many", "127", image)
@@ -383,7 +383,7 @@ def test_odd_names_keep_their_modes(user: User, registry: Server) -> None:
     out = user.home / "out"
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", out, user.home / "x.sqsh"], check=True)
     modes = {name: stat.S_IMODE((out / name).stat().st_mode) for name in names}
-    # A pseudo definition cannot contain a newline, so this file keeps the mode of its tree.
+    # A pseudo definition of mksquashfs cannot contain a newline, so this file has the mode of the unpacked tree.
     assert modes == {**dict.fromkeys(names, 0o4711), "new\nline": 0o711}
 
 
@@ -431,25 +431,25 @@ def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
         assert f"the file system of {small} is full (df" in done.stderr
         assert list(small.iterdir()) == []
         message = f"cannot write the image {registry.host}/test/big:1 to the store {small}/cache"
-        for form, place in ("tree", f"cannot store /big in {small}/cache/tmp"), ("squashfs", message):
+        for form, error in ("tree", f"cannot store /big in {small}/cache/tmp"), ("squashfs", message):
             env = {"ENROOT_CACHE_PATH": f"{small}/cache", "ENROOT_STORE_FORM": form}
             done = user.penroot("import", "-o", "x.sqsh", uri, status=1, env=env)
-            assert f"{place}: No space left" in done.stderr
+            assert f"{error}: No space left" in done.stderr
             assert "set ENROOT_CACHE_PATH" in done.stderr
         assert not (user.home / "x.sqsh").exists()
         assert list((small / "cache/tmp").iterdir()) == [] and list((small / "cache/layers").iterdir()) == []
 
 
-def test_inodes_that_are_used_up_are_no_full_disk(user: User, registry: Server) -> None:
+def test_lack_of_inodes_is_not_called_a_full_disk(user: User, registry: Server) -> None:
     uri, setting = f"docker://{registry.host}/test/one:1", "ENROOT_CACHE_PATH"
     with small_filesystem(user.home / "few", "nr_inodes=20,mode=1777") as few:
-        said = user.penroot("start", uri, status=1, env={setting: f"{few}/cache"}).stderr
-        assert "has space, but no inode left (df -i)" in said
-        assert f"or set {setting} to another place" in said
+        stderr = user.penroot("start", uri, status=1, env={setting: f"{few}/cache"}).stderr
+        assert "has space, but no inode left (df -i)" in stderr
+        assert f"or set {setting} to another place" in stderr
         assert list((few / "cache/tmp").iterdir()) == []
 
 
-def test_unknown_names_say_which(user: User, registry: Server) -> None:
+def test_unknown_tag_repository_and_digest_are_named(user: User, registry: Server) -> None:
     done = user.penroot("import", f"docker://{registry.host}/test/one:nope", status=1)
     assert "has no tag nope" in done.stderr and "available tags: 1" in done.stderr
     done = user.penroot("import", f"docker://{registry.host}/test/nope:1", status=1)
@@ -463,7 +463,7 @@ def test_registry_that_is_down_fails_at_once(user: User) -> None:
     require(shutil.which("strace"), "strace is not installed")
     prefix = ("strace", "-f", "-qq", "-o", str(user.home / "trace"), "-e", "trace=connect")
     done = user.penroot("import", "docker://127.0.0.1:9/x:1", prefix=prefix, status=1)
-    assert (user.home / "trace").read_text().count("htons(9)") <= 2  # by HTTPS and by HTTP, and not again
+    assert (user.home / "trace").read_text().count("htons(9)") <= 2  # one attempt by HTTPS and one by HTTP
     assert "cannot reach the registry 127.0.0.1:9: Connection refused" in done.stderr
     done = user.penroot("import", "docker://no.such.host.invalid/x:1", status=1)
     assert "no.such.host.invalid" in done.stderr and "ENROOT_ALLOW_HTTP" in done.stderr
@@ -471,7 +471,7 @@ def test_registry_that_is_down_fails_at_once(user: User) -> None:
 
 @pytest.mark.parity("TAG@DIGEST")
 def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
-    """The registry answers a digest with another manifest."""
+    """The registry answers the request for a digest with another manifest."""
     digest = registry.pusher.image("test/pin", "1", make(Env=["A=pin"]))
     with faulty(registry.host, Fault(f"/manifests/{digest}", 9, change=lambda body: body + b" ")) as front:
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/pin@{digest}", status=1)
@@ -559,8 +559,8 @@ def test_dropped_transfer_is_resumed(user: User, big: Transfer) -> None:
 
 def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, big: Transfer) -> None:
     with faulty(registry.host, bind="127.0.0.2") as other, faulty(registry.host) as front:
-        place = f"http://{other.host}/v2/test/transfer{big.blob}"
-        front.faults.append(Fault(big.blob, 99, status=307, headers={"Location": place}))
+        location = f"http://{other.host}/v2/test/transfer{big.blob}"
+        front.faults.append(Fault(big.blob, 99, status=307, headers={"Location": location}))
         other.faults.append(Fault(big.blob, 1, drop_at=0.5))
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1")
         assert front.sent(big.blob) == 0
@@ -570,11 +570,11 @@ def test_redirected_blobs_are_fetched_from_there(user: User, registry: Server, b
 def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
     with socket.socket() as bound:
         bound.bind(("127.0.0.2", 0))  # no other server listens there
-        there = "{}:{}".format(*bound.getsockname())
-        with faulty(registry.host, Fault("/blobs/", 99, 307, {"Location": f"http://{there}/x"})) as front:
+        host = "{}:{}".format(*bound.getsockname())
+        with faulty(registry.host, Fault("/blobs/", 99, 307, {"Location": f"http://{host}/x"})) as front:
             env = {"ENROOT_TRANSFER_RETRIES": "0"}
             done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=env, status=1)
-            assert f"{there}: Connection refused" in done.stderr
+            assert f"{host}: Connection refused" in done.stderr
 
 
 @pytest.mark.parity("503, 429", "ENROOT_TRANSFER_RETRIES")
@@ -601,7 +601,7 @@ def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> N
 
 
 @pytest.mark.parametrize(
-    ("status", "headers", "said"),
+    ("status", "headers", "error"),
     [
         (307, {"Location": "http://[::1/"}, "redirects to the bad address"),
         (200, {"Content-Length": "5, 6"}, "Content-Length"),
@@ -609,12 +609,12 @@ def test_registry_that_stays_busy_is_given_up(user: User, registry: Server) -> N
     ],
 )
 def test_invalid_replies_are_reported(
-    user: User, registry: Server, status: int, headers: dict[str, str], said: str
+    user: User, registry: Server, status: int, headers: dict[str, str], error: str
 ) -> None:
     with faulty(registry.host, Fault("/manifests/", 99, status, headers)) as front:
         env = {"ENROOT_TRANSFER_RETRIES": "0"}
         done = user.penroot("digest", f"docker://{front.host}/test/one:1", env=env, status=1)
-        assert said in done.stderr and "Traceback" not in done.stderr
+        assert error in done.stderr and "Traceback" not in done.stderr
 
 
 def test_words_of_a_registry_do_not_steer_the_terminal(user: User, registry: Server) -> None:
@@ -631,12 +631,12 @@ def test_document_that_a_proxy_compresses(user: User, registry: Server) -> None:
 
 
 def test_invalid_digest_in_a_header_is_ignored(user: User, registry: Server) -> None:
-    """The registry front changes only the header, for HEAD and for GET."""
+    """The proxy changes only this header, in replies to HEAD and to GET."""
     bad = Fault("/manifests/", 99, headers={"Docker-Content-Digest": "latest"}, change=lambda body: body)
     with faulty(registry.host, bad) as front:
-        found = settings.load({**user.environ, "ENROOT_TRANSFER_RETRIES": "0"})
+        configuration = settings.load({**user.environ, "ENROOT_TRANSFER_RETRIES": "0"})
         reference = parse(f"{front.host}/test/one:1")
-        assert isinstance(reference, Reference) and tags.resolve(reference, found) == ""
+        assert isinstance(reference, Reference) and tags.resolve(reference, configuration) == ""
         for name in ("one", "two"):
             user.penroot("create", "-n", name, f"docker://{front.host}/test/one:1")
 
@@ -646,14 +646,14 @@ def test_registry_without_head(user: User, registry: Server, status: int) -> Non
     with faulty(registry.host) as front:
         user.penroot("create", "-n", "one", f"docker://{front.host}/test/one:1")
         front.faults.append(Fault("/manifests/", 2, status=status))
-        said = user.penroot("create", "-n", "two", f"docker://{front.host}/test/one:1").stderr
-        # A busy machine may exceed the time that a stored image waits for the registry.
-        assert front.faults[0].times == 0 or "does not answer within 2 s" in said
+        stderr = user.penroot("create", "-n", "two", f"docker://{front.host}/test/one:1").stderr
+        # On a busy machine, penroot may use the stored image before the registry has answered.
+        assert front.faults[0].times == 0 or "does not answer within 2 s" in stderr
 
 
 @pytest.mark.parity("503, 429", "ENROOT_STALL_TIMEOUT")
 @pytest.mark.parametrize(
-    ("fault", "setting", "said"),
+    ("fault", "setting", "message"),
     [
         ({"stall_at": 0.5}, "STALL_TIMEOUT", "no data within ENROOT_STALL_TIMEOUT"),
         ({"trickle": True}, "STALL_TIMEOUT", "bytes within ENROOT_STALL_TIMEOUT"),
@@ -662,16 +662,16 @@ def test_registry_without_head(user: User, registry: Server, status: int) -> Non
     ids=["stalls", "trickles", "is long"],
 )
 def test_slow_transfer_is_resumed_or_given_up(
-    user: User, big: Transfer, fault: dict[str, float], setting: str, said: str
+    user: User, big: Transfer, fault: dict[str, float], setting: str, message: str
 ) -> None:
     stalls = "stall_at" in fault
     with big.faulty(**fault) as (_, uri):
         env = {f"ENROOT_{setting}": "1", **({} if stalls else {"ENROOT_TRANSFER_RETRIES": "0"})}
-        assert said in user.penroot("import", "-o", "x.sqsh", uri, env=env, status=0 if stalls else 1).stderr
+        assert message in user.penroot("import", "-o", "x.sqsh", uri, env=env, status=0 if stalls else 1).stderr
 
 
 @pytest.mark.parity("503, 429")
-def test_transfer_that_resumes_elsewhere_begins_anew(user: User, registry: Server, big: Transfer) -> None:
+def test_transfer_that_resumes_at_a_wrong_byte_restarts(user: User, registry: Server, big: Transfer) -> None:
     elsewhere = {"Content-Range": "bytes 0-9/10"}
     faults = Fault(big.blob, 1, drop_at=0.5), Fault(big.blob, 1, headers=elsewhere, change=lambda body: body)
     with faulty(registry.host, *faults) as front:
@@ -690,20 +690,20 @@ def test_registry_that_never_answers_is_given_up(user: User) -> None:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/x:1", env=env, status=1)
 
 
-@pytest.mark.parametrize("asks", [False, True])
-def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: Server, asks: bool) -> None:
+@pytest.mark.parametrize("needs_login", [False, True])
+def test_redirect_to_another_host_does_not_get_our_login(user: User, registry: Server, needs_login: bool) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
     with (
-        faulty(registry.host, bind="127.0.0.2", login=Login({"me": "secret"}) if asks else None) as other,
+        faulty(registry.host, bind="127.0.0.2", login=Login({"me": "secret"}) if needs_login else None) as other,
         faulty(registry.host, login=Login({"me": "secret"}, basic=True)) as front,
     ):
         config = images.digest(make().config())
         front.faults.append(
             Fault("/blobs/", 99, status=307, headers={"Location": f"http://{other.host}/v2/test/one/blobs/{config}"})
         )
-        # Every blob redirects to the config, which is wrong for a layer: the test checks only the redirect.
+        # The proxy redirects every blob to the config. The import fails, but the test checks only the redirect.
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", status=1)
-        assert ("asks for a separate login" in done.stderr) == asks
+        assert ("asks for a separate login" in done.stderr) == needs_login
         assert other.seen and {request.authorization for request in other.seen} == {""}
         assert any(request.authorization.startswith("Basic ") for request in front.seen)
 
@@ -751,7 +751,7 @@ EXPIRED = (400, 401, 403)
 
 @pytest.mark.parametrize("status", EXPIRED)
 def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Transfer, status: int) -> None:
-    """At each request of a pull, and when a transfer is resumed."""
+    """The token expires at different requests of a pull, and when a transfer is resumed."""
     credentials(user, "127.0.0.1", "me", "secret")
     for uses in (1, 2, 3):
         fault = Fault(big.blob, drop_at=0.5)
@@ -773,8 +773,8 @@ def test_token_that_ends_without_a_challenge_is_renewed(user: User, registry: Se
 def test_token_that_ends_before_the_tag_list_is_renewed(user: User, registry: Server, status: int) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
     with faulty(registry.host, login=Login({"me": "secret"}, uses=1, ended=status)) as front:
-        said = user.penroot("digest", f"docker://{front.host}/test/one:missing", status=1).stderr
-        assert "has no tag missing" in said and "available tags: 1" in said
+        stderr = user.penroot("digest", f"docker://{front.host}/test/one:missing", status=1).stderr
+        assert "has no tag missing" in stderr and "available tags: 1" in stderr
         assert front.login is not None and len(front.login.tokens) == 2
 
 
@@ -786,25 +786,25 @@ def test_login_that_expires_is_named_with_its_file(
     credentials(user, "127.0.0.1", "me", "secret")
     login = Login({"me": "secret"}, basic, uses=1, ended=status, ends=True)
     with faulty(registry.host, login=login) as front:
-        said = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", status=1).stderr
-        assert f"the login of 'me' from {user.home}/.config/enroot/.credentials has expired" in said
-        assert f"penroot login {front.host}" in said and "secret" not in said and len(said.splitlines()) == 2
+        stderr = user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/transfer:1", status=1).stderr
+        assert f"the login of 'me' from {user.home}/.config/enroot/.credentials has expired" in stderr
+        assert f"penroot login {front.host}" in stderr and "secret" not in stderr and len(stderr.splitlines()) == 2
 
 
 def test_expired_password_of_the_command_line_has_a_fix(user: User, registry: Server, big: Transfer) -> None:
     with faulty(registry.host, login=Login({"me": "secret"}, True, uses=1, ends=True)) as front:
         uri = f"docker://me:secret@{front.host}#test/transfer:1"
-        said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
-        assert "the login of 'me' from the command line has expired" in said
-        assert "[HINT] give the current password" in said and "secret" not in said
+        stderr = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
+        assert "the login of 'me' from the command line has expired" in stderr
+        assert "[HINT] give the current password" in stderr and "secret" not in stderr
 
 
 @pytest.mark.parametrize("status", EXPIRED)
 def test_denial_of_a_fresh_token_is_no_expiry(user: User, registry: Server, status: int) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
     with faulty(registry.host, Fault("/manifests/", 9, status), login=Login({"me": "secret"})) as front:
-        said = user.penroot("digest", f"docker://{front.host}/test/one:1", status=1).stderr
-        assert "expired" not in said and f"{status} from {front.host}" in said
+        stderr = user.penroot("digest", f"docker://{front.host}/test/one:1", status=1).stderr
+        assert "expired" not in stderr and f"{status} from {front.host}" in stderr
 
 
 @pytest.mark.parametrize("status", EXPIRED)
@@ -812,7 +812,7 @@ def test_denial_of_a_fresh_token_is_no_expiry(user: User, registry: Server, stat
 def test_token_of_srun_that_ends_is_renewed_on_a_node(
     registry: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, has_login: bool
 ) -> None:
-    """A node of a swarm has srun's token, and has seen no challenge."""
+    """A node of a swarm has its token from srun, so the registry has sent no challenge to the node."""
     environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -862,12 +862,12 @@ def test_certificate_for_another_name_is_reported(
 ) -> None:
     with faulty(registry.host, tls=trust[1]) as front:
         uri = f"docker://localhost:{front.host.rpartition(':')[2]}/test/one:1"
-        said = user.penroot("digest", uri, status=1, env={"SSL_CERT_FILE": str(trust[0])}).stderr
-        assert "mismatch" in said and "use a name of the registry that is in its certificate" in said
+        stderr = user.penroot("digest", uri, status=1, env={"SSL_CERT_FILE": str(trust[0])}).stderr
+        assert "mismatch" in stderr and "use a name of the registry that is in its certificate" in stderr
 
 
-def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) -> None:
-    # Like root's variables in a process that root starts for a user: srun --uid.
+def test_closed_home_is_ignored(user: User, registry: Server) -> None:
+    # HOME can be root's in a process that root starts for a user, for example by srun --uid.
     closed = user.home / "closed"
     closed.mkdir(mode=0)
     uri = f"docker://{registry.host}/test/one:1"
@@ -879,14 +879,14 @@ def test_a_home_that_is_closed_to_us_says_nothing(user: User, registry: Server) 
 
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
 @pytest.mark.parity("SSL_CERT_DIR")
-@pytest.mark.parametrize("where", ["registries.conf", "enroot.conf", "environment"])
-def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], where: str) -> None:
+@pytest.mark.parametrize("source", ["registries.conf", "enroot.conf", "environment"])
+def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], source: str) -> None:
     environ = {}
     with faulty(registry.host, tls=trust[1]) as front:
-        if where == "registries.conf":
-            write_setting(user, where, f"# ours\n127.0.0.1  ca={trust[0]}  # the test's\n")
-        elif where == "enroot.conf":
-            write_setting(user, where, f"SSL_CERT_FILE {trust[0]}\n")
+        if source == "registries.conf":
+            write_setting(user, source, f"# ours\n127.0.0.1  ca={trust[0]}  # the test's\n")
+        elif source == "enroot.conf":
+            write_setting(user, source, f"SSL_CERT_FILE {trust[0]}\n")
         else:
             environ["SSL_CERT_FILE"] = str(trust[0])
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1", env=environ)
@@ -895,11 +895,11 @@ def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, 
 
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
 @pytest.mark.parity("ENROOT_ALLOW_HTTP")
-def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) -> None:
-    with faulty(registry.host, bind="0.0.0.0") as front:  # not a local name: see is_local()
+def test_plain_http_needs_a_rule_for_the_registry(user: User, registry: Server) -> None:
+    with faulty(registry.host, bind="0.0.0.0") as front:  # this address does not count as local: see is_local()
         uri = f"docker://{front.host}/test/one:1"
-        said = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
-        assert "registries.conf" in said and front.seen == []
+        stderr = user.penroot("import", "-o", "x.sqsh", uri, status=1).stderr
+        assert "registries.conf" in stderr and front.seen == []
         write_setting(user, "registries.conf", "0.0.0.0 http\n")
         user.penroot("import", "-o", "x.sqsh", uri)
         write_setting(user, "registries.conf", "0.0.0.0 insecure\n")
@@ -907,7 +907,7 @@ def test_plain_http_is_for_those_that_are_named(user: User, registry: Server) ->
 
 
 def test_mirrors_come_first(user: User, registry: Server) -> None:
-    """A mirror without the image is passed over."""
+    """penroot skips a mirror without the image."""
     registry.pusher.image("hub/test/mirrored", "1", make())
     with faulty(registry.host) as empty, faulty(registry.host) as full:
         write_setting(user, "registries.conf", f"reg.test mirror={empty.host}/none mirror={full.host}/hub\n")
@@ -921,37 +921,37 @@ def test_mirrors_come_first(user: User, registry: Server) -> None:
 
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
 @pytest.mark.parity("all_proxy")
-@pytest.mark.parametrize("where", ["enroot.conf", "environment"])
-def test_proxy(user: User, registry: Server, where: str) -> None:
+@pytest.mark.parametrize("source", ["enroot.conf", "environment"])
+def test_proxy(user: User, registry: Server, source: str) -> None:
     """Only the proxy can resolve the name of the registry."""
     with faulty(registry.host) as proxy:
         address = f"http://{proxy.host}"
         environ = {"ENROOT_ALLOW_HTTP": "yes"}
-        if where == "enroot.conf":
-            write_setting(user, where, f"http_proxy {address}\n")
+        if source == "enroot.conf":
+            write_setting(user, source, f"http_proxy {address}\n")
         else:
             environ["HTTP_PROXY"] = address
         uri = "docker://reg.invalid:5000/test/one:1"
         user.penroot("import", "-o", "x.sqsh", uri, env=environ)
-        assert proxy.seen and all(asked.path.startswith("http://reg.invalid:5000/v2/") for asked in proxy.seen)
-        said = user.penroot("digest", uri, status=1, env={**environ, "no_proxy": "reg.invalid"}).stderr
-        assert "cannot reach the registry reg.invalid:5000" in said
+        assert proxy.seen and all(request.path.startswith("http://reg.invalid:5000/v2/") for request in proxy.seen)
+        stderr = user.penroot("digest", uri, status=1, env={**environ, "no_proxy": "reg.invalid"}).stderr
+        assert "cannot reach the registry reg.invalid:5000" in stderr
 
 
 @pytest.mark.parametrize("login", [("", ""), ("me@site", "s3cret")], ids=["open", "with a password"])
 def test_proxy_for_https_is_a_tunnel(
     user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], login: tuple[str, str]
 ) -> None:
-    """The server presents the registry's certificate; nothing listens at the registry's own address."""
+    """The tunnel leads to a server with the registry's certificate. Nothing listens at the registry's address."""
     with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (address, proxy):
         env = {"HTTPS_PROXY": address, "SSL_CERT_FILE": str(trust[0])}
         user.penroot("create", "-n", "box", "docker://127.0.0.1:1#test/one:1", env=env)
-        assert {asked.path for asked in proxy.seen} == {"127.0.0.1:1"}
+        assert {request.path for request in proxy.seen} == {"127.0.0.1:1"}
         assert front.seen
         if login[0]:
             env["HTTPS_PROXY"] = address.replace(login[1], "wrong")
-            said = user.penroot("digest", "docker://127.0.0.1:1#test/one:1", env=env, status=1).stderr
-            assert "407" in said and "wrong" not in said
+            stderr = user.penroot("digest", "docker://127.0.0.1:1#test/one:1", env=env, status=1).stderr
+            assert "407" in stderr and "wrong" not in stderr
 
 
 def test_login_from_a_credential_helper(user: User, registry: Server) -> None:
@@ -966,8 +966,8 @@ esac
     environ = {"PATH": f"{user.home}/bin:{user.environ['PATH']}"}
     with faulty(registry.host, login=Login({"me": "secret"})) as front:
         uri = f"docker://{front.host}/test/one:1"
-        for said in ({"credsStore": "test", "auths": {front.host: {}}}, {"credHelpers": {"127.0.0.1": "test"}}):
-            user.write(".docker/config.json", json.dumps(said))
+        for config in ({"credsStore": "test", "auths": {front.host: {}}}, {"credHelpers": {"127.0.0.1": "test"}}):
+            user.write(".docker/config.json", json.dumps(config))
             user.penroot("digest", uri, env=environ)
         done = user.penroot("digest", uri, status=1)
         assert "docker-credential-test is not in PATH" in done.stderr and "401" in done.stderr
@@ -987,21 +987,21 @@ def test_login_from_a_command_of_the_credentials_file(user: User, registry: Serv
 # -- output
 
 
-def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer) -> None:
-    ours, theirs = pty.openpty()
+def test_progress_on_a_terminal_is_one_line_that_disappears(user: User, big: Transfer) -> None:
+    primary, terminal = pty.openpty()
     with big.faulty(stall_at=0.5) as (_, uri):
         env = {"ENROOT_STALL_TIMEOUT": "2"}
-        process = user.begin("penroot", "create", "-n", "box", uri, env=env, stdout=subprocess.DEVNULL, stderr=theirs)
-        os.close(theirs)
-        seen = b""
-        with contextlib.suppress(OSError):  # EIO: no process has the other end open
-            while data := os.read(ours, 65536):
-                seen += data
-        os.close(ours)
+        process = user.begin("penroot", "create", "-n", "box", uri, env=env, stdout=subprocess.DEVNULL, stderr=terminal)
+        os.close(terminal)
+        output = b""
+        with contextlib.suppress(OSError):  # EIO: no process has the terminal open
+            while data := os.read(primary, 65536):
+                output += data
+        os.close(primary)
         assert process.wait() == 0
-    text = seen.decode()
+    text = output.decode()
     assert text.count("\r\x1b[K") > 5 and " MB/s" in text and "  [###" in text
-    # The final text of each line on a terminal, after the last rewrite.
+    # The text that remains in each line of the terminal, after its last rewrite
     lines = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not any("MB/s" in line for line in lines), lines
     assert any("trying again" in line for line in lines) and lines[-1] == ""
@@ -1012,20 +1012,22 @@ def test_progress_on_a_terminal_is_one_line_that_goes(user: User, big: Transfer)
     [({}, "\x1b[31m[ERROR]\x1b[0m "), ({"NO_COLOR": "1"}, "[ERROR] "), ({"TERM": "dumb"}, "[ERROR] ")],
 )
 def test_errors_on_a_terminal_are_red(user: User, env: dict[str, str], tag: str) -> None:
-    ours, theirs = pty.openpty()
-    process = user.begin("penroot", "start", "nothing", env=env, stdout=subprocess.DEVNULL, stderr=theirs)
+    primary, terminal = pty.openpty()
+    process = user.begin("penroot", "start", "nothing", env=env, stdout=subprocess.DEVNULL, stderr=terminal)
     process.wait()
-    os.close(theirs)
-    assert os.read(ours, 65536).decode().startswith(f"{tag}no such container: nothing")
-    os.close(ours)
+    os.close(terminal)
+    assert os.read(primary, 65536).decode().startswith(f"{tag}no such container: nothing")
+    os.close(primary)
 
 
-def test_progress_elsewhere_is_a_line_now_and_then(user: User, big: Transfer) -> None:
+def test_progress_without_a_terminal_is_an_occasional_line(user: User, big: Transfer) -> None:
     with big.faulty(stall_at=0.5) as (_, uri):
         began = time.monotonic()
         done = user.penroot("create", "-n", "box", uri, env={"ENROOT_STALL_TIMEOUT": "6"})
-        most = (time.monotonic() - began) / 5
-    assert 1 <= [" MB/s" in line for line in done.stderr.splitlines()].count(True) <= most and "\r" not in done.stderr
+        max_lines = (time.monotonic() - began) / 5
+    assert (
+        1 <= [" MB/s" in line for line in done.stderr.splitlines()].count(True) <= max_lines and "\r" not in done.stderr
+    )
 
 
 # -- concurrent and killed imports
@@ -1051,7 +1053,7 @@ def popen(user: User, *arguments: str) -> subprocess.Popen[str]:
 
 @contextlib.contextmanager
 def stopped(user: User) -> Iterator[None]:
-    """Suspend all processes of this user, as Slurm suspends a job."""
+    """Stop all processes of this user during the block, as Slurm suspends a job."""
     subprocess.run(["pkill", "-STOP", "-u", str(user.uid)], check=True)
     try:
         yield
@@ -1060,9 +1062,9 @@ def stopped(user: User) -> Iterator[None]:
 
 
 def wait_for_work(user: User, big: Transfer) -> None:
-    """Wait until the layer is requested, which uses up the fault, and is being unpacked."""
-    begun = (user.home / "cache/tmp").glob
-    until(lambda: big.front.asked(big.blob) and list(begun("layers-*/fs")), "a layer is begun")
+    """Wait until a process has requested the layer and unpacks it. The request uses up the fault."""
+    glob = (user.home / "cache/tmp").glob
+    until(lambda: big.front.asked(big.blob) and list(glob("layers-*/fs")), "a layer is being unpacked")
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
@@ -1075,10 +1077,12 @@ def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Tr
         assert process.returncode != 0
         assert "Traceback" not in errors
     assert not list((user.home / "cache/tmp").glob("layers-*"))
-    user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/transfer:1")  # sweeps, and works
+    user.penroot(
+        "import", "-o", "x.sqsh", f"docker://{registry.host}/test/transfer:1"
+    )  # the next import works, and cleans up
 
 
-def test_killed_import_is_succeeded(user: User, big: Transfer) -> None:
+def test_second_import_takes_over_from_a_killed_one(user: User, big: Transfer) -> None:
     with big.faulty(stall_at=0.5) as (_, uri):
         first = popen(user, "create", "-n", "a", uri)
         wait_for_work(user, big)
@@ -1105,14 +1109,14 @@ def test_suspended_import_holds_up_no_other(user: User, big: Transfer) -> None:
                 second.kill()
         assert second.returncode == 0, errors
         assert f"waiting for process {first.pid} (penroot, stopped), which is making images/" in errors
-        front.over.set()  # the stall
+        front.over.set()  # end the stall
         _, errors = first.communicate(timeout=120)
         assert first.returncode == 0, errors
 
 
 @pytest.mark.parity("import -o FILE in several processes")
 @pytest.mark.parametrize("options", [(), ("--force",), ("--ensure",)], ids=["plain", "force", "ensure"])
-def test_six_imports_of_one_file_work_once(
+def test_only_one_of_six_imports_writes_the_file(
     user: User, registry: Server, big: Transfer, options: tuple[str, ...]
 ) -> None:
     uri = f"docker://{registry.host}/test/transfer:1"
@@ -1155,17 +1159,20 @@ def test_import_does_not_wait_for_a_suspended_one(user: User, big: Transfer) -> 
         with stopped(user):
             done = user.penroot("import", "-o", "x.sqsh", uri)
         assert f"process {first.pid} (penroot, stopped) makes no progress making {user.home}/x.sqsh" in done.stderr
-        front.over.set()  # the stall
+        front.over.set()  # end the stall
         _, errors = first.communicate(timeout=120)
         assert first.returncode == 0 and "imported by another process" in errors, errors
 
 
-def test_import_of_another_image_meanwhile_is_refused(user: User, registry: Server, big: Transfer) -> None:
+def test_simultaneous_import_of_another_image_is_refused(user: User, registry: Server, big: Transfer) -> None:
     with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1")
         second = popen(user, "import", "-o", "x.sqsh", uri)
-        until(lambda: front.asked(big.blob) or second.poll() is not None, "the layer is asked for, or refused")
-        front.over.set()  # the stall
+        until(
+            lambda: front.asked(big.blob) or second.poll() is not None,
+            "the second import has requested the layer or has ended",
+        )
+        front.over.set()  # end the stall
         errors = first.communicate(timeout=120)[1] + second.communicate(timeout=120)[1]
     assert sorted((first.returncode, second.returncode)) == [0, 1], errors
     assert "file already exists" in errors
@@ -1208,11 +1215,11 @@ def test_ensure_reports_what_was_wrong(user: User, registry: Server) -> None:
 def test_import_does_not_take_a_file_of_a_stranger(user: User, registry: Server, option: str) -> None:
     uri = f"docker://{registry.host}/test/one:1"
     user.penroot("import", "-o", "x.sqsh", uri)
-    place = user.home / "open"
-    place.mkdir()
-    place.chmod(0o1777)
-    forged = place / "x.sqsh"
-    shutil.copy(user.home / "x.sqsh", forged)  # a forger writes the same record
+    directory = user.home / "open"
+    directory.mkdir()
+    directory.chmod(0o1777)
+    forged = directory / "x.sqsh"
+    shutil.copy(user.home / "x.sqsh", forged)  # a forger can write the same record into the file
     os.chown(forged, user.uid + 1, user.uid + 1)
     done = user.penroot("import", option, "-o", str(forged), uri, status=1)
     assert "up to date" not in done.stderr and "another process" not in done.stderr
@@ -1261,9 +1268,9 @@ def test_image_digest_is_recorded(user: User, registry: Server) -> None:
     assert "digest" not in json.loads(user.penroot("inspect", "changed.sqsh").stdout)
 
 
-@pytest.mark.parametrize("most", [1, 2, 3, 4, 6])
-def test_few_processes_left_is_one_line(user: User, registry: Server, most: int) -> None:
-    """RLIMIT_NPROC counts all processes of a user; this user has no others."""
+@pytest.mark.parametrize("max_processes", [1, 2, 3, 4, 6])
+def test_few_processes_left_is_one_line(user: User, registry: Server, max_processes: int) -> None:
+    """RLIMIT_NPROC counts all processes of a user. This user runs no other processes."""
     uri = f"docker://{registry.host}/test/one:1"
     stored = f"docker://{registry.host}/test/stored:1"
     registry.pusher.image("test/stored", "1", images.busybox(entry("few", b"1")))
@@ -1277,11 +1284,11 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, most: int)
         ("create", "-f", "-n", "y", "few.sqsh"),
         ("start", "-r", stored, "cat", "/few"),
     ):
-        # A zombie process counts towards the limit until it is reaped, and execve(2) fails beyond the limit.
+        # A zombie counts towards the limit until it is reaped. Beyond the limit, execve(2) fails.
         until(
             lambda: subprocess.run(["pgrep", "-u", str(user.uid)], stdout=subprocess.DEVNULL).returncode, "no process"
         )
-        done = user.penroot(*words, prefix=("prlimit", f"--nproc={most}"), status=None)
+        done = user.penroot(*words, prefix=("prlimit", f"--nproc={max_processes}"), status=None)
         assert "Traceback" not in done.stderr and "Exception" not in done.stderr, (words, done.stderr)
         errors = [line for line in done.stderr.splitlines() if line.startswith("[ERROR]")]
         if done.returncode and "/bin/new" not in done.stderr:

@@ -1,4 +1,4 @@
-"""The files of make install, and make enroot-names and make uninstall on a copy of them."""
+"""Check the files of `make install`. Run `make enroot-names` and `make uninstall` on a copy of them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,8 @@ from enroot_py import __version__
 from tests.installation import IS_INSTALLED, ROOT
 from tests.kernel.conftest import PREFIX, require
 
-# Python imports these before it has the pack. The libraries of features are installed on request only.
+# Python imports the modules of ENTRANCE before it loads the pack. EXTRAS are libraries of features, which are installed
+# only on request.
 ENTRANCE = {"enroot_py.base", "enroot_py.base.pack"}
 EXTRAS = ("asyncssh", "cryptography", "typing_extensions")
 MAX_FILES, MAX_BYTES = 300, 20 << 20
@@ -22,7 +23,7 @@ MAX_FILES, MAX_BYTES = 300, 20 << 20
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Path:
-    require(IS_INSTALLED, "about an installation: PENROOT_PREFIX names none")
+    require(IS_INSTALLED, "the test needs an installation: set PENROOT_PREFIX")
     copy = Path(shutil.copytree(PREFIX, tmp_path / "prefix", symlinks=True))
     (copy / "share/bash-completion/completions/enroot").unlink(missing_ok=True)  # part of enroot-names
     return copy
@@ -34,7 +35,7 @@ def make(target: str, prefix: Path) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_nothing_is_left(prefix: Path) -> None:
+def test_uninstall_removes_everything(prefix: Path) -> None:
     make("enroot-names", prefix)
     completion = prefix / "share/bash-completion/completions/enroot"
     assert "complete -o nosort -F _enroot_completion enroot" in completion.read_text()
@@ -53,7 +54,7 @@ def test_uninstall_keeps_files_of_others(prefix: Path) -> None:
 
 
 def imported(prefix: Path, *modules: str) -> dict[str, str]:
-    """Import modules of an installation, and return the loader of each module that is then loaded."""
+    """Import modules of an installation. Return the loader of each of penroot's modules that this has loaded."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         f"import {', '.join(modules)}\n"
@@ -73,7 +74,7 @@ def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None
 
 
 def modules(prefix: Path, before: str) -> str:
-    """Return our modules that a start imports, and Python's import messages, after the code ``before``."""
+    """Run the code ``before``, import the modules of a start, and return the attributes of these modules."""
     code = f"""
 import sys; sys.path.insert(0, sys.argv[1])
 import enroot_py; {before}
@@ -92,8 +93,8 @@ for name, module in sorted(sys.modules.items()):
     return re.sub(r" object at \w+", "", done.stdout)
 
 
-def test_a_start_has_its_modules_at_once(prefix: Path) -> None:
-    """The modules equal those of a normal import, and no search takes place."""
+def test_start_loads_its_modules_from_the_pack(prefix: Path) -> None:
+    """pack.load() loads all modules of a start, as a normal import does, without a search on the module path."""
     one_by_one = modules(prefix, "pass")
     in_c = "import enroot_py.main, _cffi_backend, enroot_py.base._linux"
     load = "from enroot_py.base import pack; pack.load(pack.START)"
@@ -103,7 +104,7 @@ def test_a_start_has_its_modules_at_once(prefix: Path) -> None:
     assert "zipimporter" in done and "Pack" not in done
 
 
-def test_a_step_has_its_modules_at_once(prefix: Path) -> None:
+def test_step_loads_its_modules_from_the_pack(prefix: Path) -> None:
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         "import pyxis_py, _cffi_backend, enroot_py.base._linux\n"
@@ -116,19 +117,19 @@ def test_a_step_has_its_modules_at_once(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("columns", ["", "0", "x", "60", "79", "80", "200"])
-def test_help_is_what_click_says(prefix: Path, columns: str) -> None:
-    """An installation contains the help text; click would print it for a changed verb."""
-    said = []
+def test_installed_help_is_the_help_of_click(prefix: Path, columns: str) -> None:
+    """The help text of the installation is the text that click prints. click prints it after a file has changed."""
+    results = []
     for _ in range(2):
         code = "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'penroot'\n"
         code += "from enroot_py.main import main\ntry: main()\nfinally: print('click' in sys.modules)"
         command = ["/usr/bin/python3", "-IS", "-c", code, str(prefix / "lib/penroot"), "--help"]
         environ = {**os.environ, "COLUMNS": columns}
         done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
-        said.append(done.stdout.rpartition("\n")[0].rpartition("\n"))
+        results.append(done.stdout.rpartition("\n")[0].rpartition("\n"))
         (prefix / "lib/penroot/modules.zip").touch()
-    assert said[0][0] == said[1][0]
-    assert (said[0][2], said[1][2]) == (str(columns in ("60", "79")), "True")
+    assert results[0][0] == results[1][0]
+    assert (results[0][2], results[1][2]) == (str(columns in ("60", "79")), "True")
 
 
 def test_changed_hook_is_compiled_from_its_file(prefix: Path) -> None:
@@ -151,7 +152,7 @@ def test_version_is_small(prefix: Path) -> None:
 
 def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
     for module in (*prefix.glob("lib/penroot/_cffi_backend.*"), prefix / "lib/penroot/enroot_py/base/_linux.abi3.so"):
-        shutil.copy(module, module.with_name("new"))  # another file, with another time
+        shutil.copy(module, module.with_name("new"))  # another inode with another time
         module.with_name("new").rename(module)
     assert imported(prefix, "enroot_py.cli.start")["enroot_py.base.linux"] == "Pack"
 
@@ -164,7 +165,7 @@ def test_start_from_the_archive_alone(prefix: Path) -> None:
 
 
 @pytest.mark.parametrize("damage", ["missing", "cut", "empty"])
-def test_no_start_depends_on_that_file(prefix: Path, damage: str) -> None:
+def test_start_works_without_the_pack(prefix: Path, damage: str) -> None:
     (pack,) = prefix.glob("lib/penroot/modules.cpython*")
     if damage == "missing":
         pack.unlink()

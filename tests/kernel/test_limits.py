@@ -1,4 +1,4 @@
-"""Values of start --memory, --cpus and --pids. tests/systemd/test_limits.py tests what the limits do."""
+"""Check the values of start --memory, --cpus and --pids. tests/systemd/test_limits.py tests the limits' effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Check ``penroot lock``, and starts and imports with a lock file, as an ordinary user."""
+"""An ordinary user runs ``penroot lock``, and starts and imports images with a lock file."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ class Locks:
         self.path = user.home / "team.lock"
 
     def push(self, name: str, number: int) -> str:
-        """Push the image with this number as NAME:1, and return its digest."""
-        made = numbered(number)
-        self.registry.pusher.image(name, "1", made)
-        return made.digest()
+        """Push the image with ``number`` as ``name``:1, and return its digest."""
+        image = numbered(number)
+        self.registry.pusher.image(name, "1", image)
+        return image.digest()
 
     def write(self, text: str, path: pathlib.Path | None = None) -> None:
         (path or self.path).write_text(text)
         self.user.own(path or self.path)
 
     def lock(self, *words: str, status: int = 0) -> str:
-        """Return the output of penroot lock, or its errors if it fails."""
+        """Return the stdout of penroot lock. If ``status`` is not 0, return its stdout and stderr."""
         done = self.user.penroot("lock", *words, status=status)
         return done.stdout + done.stderr if status else done.stdout
 
@@ -56,7 +56,7 @@ def locks(user: User, registry: Server) -> Locks:
 
 
 @pytest.mark.parity("lock: creates and updates a lock file")
-def test_a_file_is_made_and_brought_up_to_date(locks: Locks) -> None:
+def test_lock_file_is_created_and_updated(locks: Locks) -> None:
     host = locks.registry.host
     one, two = locks.push("lock/one", 1), locks.push("lock/two", 3)
     assert locks.lock("team.lock", f"{host}#lock/one:1") == f"{host}#lock/one:1 {one}\n"
@@ -102,7 +102,7 @@ def test_unreachable_registry_changes_nothing(locks: Locks) -> None:
     assert not [name for name in os.listdir(locks.user.home) if "lock" in name and name != "team.lock"]
 
 
-def test_several_at_once_lose_nothing(locks: Locks) -> None:
+def test_simultaneous_locks_lose_no_entry(locks: Locks) -> None:
     images = [f"{locks.registry.host}#lock/many{number}:1" for number in range(8)]
     for number in range(8):
         locks.push(f"lock/many{number}", number)
@@ -110,18 +110,18 @@ def test_several_at_once_lose_nothing(locks: Locks) -> None:
     for _ in range(2):
         locks.path.unlink(missing_ok=True)
         locks.user.run("sh", "-c", f"{calls} & wait")
-        there = [line.split()[0] for line in locks.path.read_text().splitlines()[1:]]
-        assert sorted(there) == images
+        locked = [line.split()[0] for line in locks.path.read_text().splitlines()[1:]]
+        assert sorted(locked) == images
 
 
 def test_waiting_for_another_process_is_reported(locks: Locks) -> None:
     image = f"{locks.registry.host}#lock/waits:1"
     digest = locks.push("lock/waits", 1)
-    waits = f"{PREFIX}/bin/penroot lock team.lock {image} 2> said & until grep -q waiting said; do sleep 0.02; done"
+    waits = f"{PREFIX}/bin/penroot lock team.lock {image} 2> stderr & until grep -q waiting stderr; do sleep 0.02; done"
     ends = f"until grep -q {digest} team.lock; do sleep 0.02; done"
     locks.user.run("sh", "-c", f"umask 077; flock --close .team.lock.lock sh -c '{waits}'; {ends}")
-    said = (locks.user.home / "said").read_text()
-    assert re.search(rf"\[INFO\] waiting for process \d+ \(.+\), which is changing {locks.path}\n", said)
+    stderr = (locks.user.home / "stderr").read_text()
+    assert re.search(rf"\[INFO\] waiting for process \d+ \(.+\), which is changing {locks.path}\n", stderr)
 
 
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
@@ -137,7 +137,7 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "says"),
+    ("words", "error"),
     [
         (("none.lock",), "there is no lock file {home}/none.lock"),
         (("--check", "none.lock"), "there is no lock file {home}/none.lock"),
@@ -148,16 +148,16 @@ def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
         (("nowhere/x.lock", "{image}"), "cannot write {home}/nowhere/x.lock: No such file or directory"),
     ],
 )
-def test_unlockable_references(locks: Locks, words: tuple[str, ...], says: str) -> None:
+def test_unlockable_references(locks: Locks, words: tuple[str, ...], error: str) -> None:
     locks.push("lock/any", 1)
     known = {"home": locks.user.home, "image": f"{locks.registry.host}#lock/any:1"}
     out = locks.lock(*(word.format(**known) for word in words), status=1)
-    assert says.format(**known) in out and "Traceback" not in out
+    assert error.format(**known) in out and "Traceback" not in out
     assert not (locks.user.home / "x.lock").exists()
 
 
 @pytest.mark.parity("lock: if one image fails, nothing is written")
-def test_the_mode_and_a_link_stay(locks: Locks) -> None:
+def test_update_keeps_the_mode_and_a_link(locks: Locks) -> None:
     host = locks.registry.host
     locks.push("lock/mode", 1)
     real = locks.user.home / "real.lock"
@@ -170,7 +170,7 @@ def test_the_mode_and_a_link_stay(locks: Locks) -> None:
 
 
 @pytest.mark.parity("start --lock", "import --lock", "create --lock", "load --lock", "ENROOT_LOCK")
-def test_starts_and_imports_have_the_digest(locks: Locks) -> None:
+def test_starts_and_imports_use_the_locked_digest(locks: Locks) -> None:
     locks.push("lock/start", 1)
     locks.lock("team.lock", f"{locks.registry.host}#lock/start:1")
     locks.push("lock/start", 2)
@@ -188,13 +188,13 @@ def test_starts_and_imports_have_the_digest(locks: Locks) -> None:
 
 def test_a_stored_image_costs_no_request(locks: Locks) -> None:
     locks.push("lock/stored", 1)
-    with faulty(locks.registry.host) as shown:
-        locks.registry = Server(shown.host, locks.registry.log)
-        locks.lock("team.lock", f"{shown.host}#lock/stored:1")
+    with faulty(locks.registry.host) as proxy:
+        locks.registry = Server(proxy.host, locks.registry.log)
+        locks.lock("team.lock", f"{proxy.host}#lock/stored:1")
         assert locks.start("lock/stored", "--lock", "team.lock") == "1\n"
-        before = len(shown.seen)
+        before = len(proxy.seen)
         assert locks.start("lock/stored", "--lock", "team.lock") == "1\n"
-        assert len(shown.seen) == before
+        assert len(proxy.seen) == before
 
 
 @pytest.mark.parity("an image that is missing in the lock file")
@@ -226,7 +226,7 @@ def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
 
 @pytest.mark.parity("typos in a lock file")
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error"),
     [
         ("", ":1: this is no lock file of penroot"),
         ("[images]\n", ":1: this is no lock file of penroot"),
@@ -243,11 +243,12 @@ def test_a_digest_that_the_registry_no_longer_has(locks: Locks) -> None:
         ("version 1\n{image}\n", ":2: {image} has no digest yet"),
     ],
 )
-def test_errors_name_their_line(locks: Locks, text: str, says: str) -> None:
+def test_errors_name_their_line(locks: Locks, text: str, error: str) -> None:
     image = f"{locks.registry.host}#lock/slip:1"
     locks.path.write_bytes(text.replace("{image}", image).encode(errors="surrogateescape"))
     out = locks.start("lock/slip", "--lock", "team.lock", status=1)
-    assert f"[ERROR] {locks.path}{says.replace('{image}', image)}" in out and "[HINT]" in out and "Traceback" not in out
+    assert f"[ERROR] {locks.path}{error.replace('{image}', image)}" in out
+    assert "[HINT]" in out and "Traceback" not in out
     assert ("recreate it: penroot lock" in out) == ("version 2" in text)
 
 
@@ -259,18 +260,18 @@ def test_lock_file_that_others_can_write_is_not_trusted(locks: Locks) -> None:
     locks.path.chmod(0o666)
     out = locks.start("lock/closed", "--lock", "team.lock", status=1)
     assert f"{locks.path} can be written by others (mode 666)" in out
-    locks.path.chmod(0o664)  # a file that a team shares
+    locks.path.chmod(0o664)  # the group of a team may write
     assert locks.start("lock/closed", "--lock", "team.lock") == "1\n"
     shared = locks.user.home / "shared"
     shared.mkdir()
     with contextlib.ExitStack() as stack:
         stack.callback(shared.chmod, 0o700)
         shared.chmod(0o1777)
-        made = shared / "x.lock"
-        made.write_text(locks.path.read_text())
-        os.chown(made, locks.user.uid + 1, locks.user.uid + 1)
+        foreign = shared / "x.lock"
+        foreign.write_text(locks.path.read_text())
+        os.chown(foreign, locks.user.uid + 1, locks.user.uid + 1)
         out = locks.start("lock/closed", "--lock", "shared/x.lock", status=1)
-        assert f"the lock file {made} cannot be used: belongs to uid {locks.user.uid + 1}" in out
+        assert f"the lock file {foreign} cannot be used: belongs to uid {locks.user.uid + 1}" in out
         (shared / "link.lock").symlink_to("/etc/shadow")
         out = locks.start("lock/closed", "--lock", "shared/link.lock", status=1)
         assert "cannot be used" in out and "root:" not in out

@@ -1,4 +1,4 @@
-"""``penroot login`` and ``logout`` with a registry that requires logins, also through skopeo, as an ordinary user."""
+"""An ordinary user runs ``penroot login`` and ``logout`` with a registry that requires logins, also with skopeo."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ SECRET = "pass word:%$1"
 @pytest.fixture
 def front(tmp_path: pathlib.Path) -> Iterator[Faulty]:
     """Serve a registry that only ``me`` can read."""
-    with serve(tmp_path / "registry") as server, faulty(server.host, login=Login({"me": SECRET})) as made:
-        yield made
+    with serve(tmp_path / "registry") as server, faulty(server.host, login=Login({"me": SECRET})) as proxy:
+        yield proxy
 
 
 def log_in(user: User, *words: str, secret: str = SECRET, **options: Any) -> subprocess.CompletedProcess[str]:
@@ -35,7 +35,7 @@ def log_in(user: User, *words: str, secret: str = SECRET, **options: Any) -> sub
     return done
 
 
-def kept(user: User) -> dict[str, object]:
+def stored_logins(user: User) -> dict[str, object]:
     config: dict[str, object] = json.loads((user.home / ".docker/config.json").read_text())["auths"]
     return config
 
@@ -50,9 +50,9 @@ def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
     done = log_in(user, "-u", "me", front.host, secret=SECRET + "\n")
     assert f"logged in to {front.host} as me: {user.home}/.docker/config.json" in done.stderr and not done.stdout
     assert "401 from" not in user.penroot("digest", image, status=1).stderr  # the image does not exist
-    assert list(kept(user)) == [front.host]
+    assert list(stored_logins(user)) == [front.host]
     assert f"logged out of {front.host}" in user.penroot("logout", front.host).stderr
-    assert not kept(user)
+    assert not stored_logins(user)
     again = user.penroot("logout", front.host, status=1).stderr
     assert f"config.json has no login for {front.host}" in again and f"to add one: penroot login {front.host}" in again
 
@@ -62,15 +62,15 @@ def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
 def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty, basic: bool) -> None:
     assert front.login
     front.login.basic = basic
-    said = log_in(user, "-u", "me", front.host, secret="wrong", status=1).stderr
-    assert f"{front.host} refuses the login of 'me'" in said and "check user and password" in said
+    stderr = log_in(user, "-u", "me", front.host, secret="wrong", status=1).stderr
+    assert f"{front.host} refuses the login of 'me'" in stderr and "check user and password" in stderr
     assert not (user.home / ".docker").exists()
 
 
 @pytest.mark.parity("login: not stored if the registry refuses it or cannot be asked")
 @pytest.mark.security("G2")
-def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
-    """The unknown server gives a token to anyone, and the registry accepts it."""
+def test_unknown_token_server_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
+    """The registry names an unknown token server, which gives everyone a token."""
     with (
         serve(tmp_path / "registry") as server,
         faulty(server.host, bind="127.0.0.2", login=Login({"": ""})) as other,
@@ -78,29 +78,29 @@ def test_a_token_server_that_nobody_has_named_gets_no_password(user: User, tmp_p
     ):
         realm = {"WWW-Authenticate": f'Bearer realm="http://{other.host}/token",service="x"'}
         front.faults.append(Fault("/v2/", status=401, headers=realm))
-        said = log_in(user, "-u", "me", front.host, status=1).stderr
-        assert f"the login for {front.host} is not sent to the unknown token server {other.host}" in said
-        assert f"registries.conf: {front.host} token={other.host}" in said
+        stderr = log_in(user, "-u", "me", front.host, status=1).stderr
+        assert f"the login for {front.host} is not sent to the unknown token server {other.host}" in stderr
+        assert f"registries.conf: {front.host} token={other.host}" in stderr
         assert [request.authorization for request in other.seen] == [""]
     assert not (user.home / ".docker").exists()
 
 
-def test_a_registry_that_asks_nobody(user: User, tmp_path: pathlib.Path) -> None:
+def test_login_to_an_open_registry_is_stored_untested(user: User, tmp_path: pathlib.Path) -> None:
     with serve(tmp_path / "registry") as server:
         assert "does not ask for a login: storing it untested" in log_in(user, "-u", "me", server.host).stderr
-        assert list(kept(user)) == [server.host]
+        assert list(stored_logins(user)) == [server.host]
 
 
 @pytest.mark.parity("login: not stored if the registry refuses it or cannot be asked")
-def test_a_registry_that_is_not_there(user: User) -> None:
-    said = log_in(user, "-u", "me", "127.0.0.1:1", status=1, env={"ENROOT_TRANSFER_RETRIES": "0"}).stderr
-    assert "cannot reach the registry 127.0.0.1:1" in said
+def test_login_to_an_unreachable_registry_is_not_stored(user: User) -> None:
+    stderr = log_in(user, "-u", "me", "127.0.0.1:1", status=1, env={"ENROOT_TRANSFER_RETRIES": "0"}).stderr
+    assert "cannot reach the registry 127.0.0.1:1" in stderr
     assert not (user.home / ".docker").exists()
 
 
 @pytest.mark.parity("login --password-stdin")
 @pytest.mark.parametrize(
-    ("words", "secret", "says", "hint"),
+    ("words", "secret", "error", "hint"),
     [
         (("-u", "me", "reg.io"), "", "no password on stdin", "penroot login --username USER"),
         (("-u", "me", "reg.io"), "\n", "no password on stdin", "printf"),
@@ -112,9 +112,9 @@ def test_a_registry_that_is_not_there(user: User) -> None:
         (("-u", "me", "-p", "x", "reg.io"), "", "all users of the machine can see a password", "on stdin"),
     ],
 )
-def test_impossible_logins_are_refused(user: User, words: tuple[str, ...], secret: str, says: str, hint: str) -> None:
-    said = log_in(user, *words, secret=secret, status=1).stderr
-    assert says in said and hint in said, said
+def test_impossible_logins_are_refused(user: User, words: tuple[str, ...], secret: str, error: str, hint: str) -> None:
+    stderr = log_in(user, *words, secret=secret, status=1).stderr
+    assert error in stderr and hint in stderr, stderr
 
 
 @pytest.mark.parity("login --username")
@@ -139,7 +139,7 @@ def test_prompt_at_a_terminal_hides_the_password(user: User, front: Faulty) -> N
         login.wait()
         os.close(primary)
     assert SECRET.encode() not in shown
-    assert list(kept(user)) == [front.host]
+    assert list(stored_logins(user)) == [front.host]
 
 
 @pytest.mark.parity("login, logout: report another login that takes precedence")
@@ -151,7 +151,7 @@ def test_login_that_another_overrides_is_reported(user: User, front: Faulty) -> 
 
 
 @pytest.mark.parity("login --authfile", "logout --authfile")
-def test_skopeo_reads_what_we_write_and_we_forget_what_it_writes(user: User, front: Faulty) -> None:
+def test_skopeo_and_penroot_read_each_others_logins(user: User, front: Faulty) -> None:
     require(shutil.which("skopeo"), "skopeo is not installed")
     auth = str(user.home / "auth.json")
     log_in(user, "-u", "me", "--authfile", auth, front.host)
@@ -171,7 +171,7 @@ HELPERS = {
     "none": "#!/bin/sh\necho credentials not found in native keychain; exit 1\n",
     "broken": "#!/bin/sh\necho 'the keyring is locked'; exit 2\n",
 }
-# registries.conf, keys of auth.json beside a login of "file", and the user of the login that counts.
+# Situation -> (registries.conf, keys of auth.json beside the login of "file", the user whose login is used).
 HELPED: dict[str, tuple[str, dict[str, object], str]] = {
     "no helper": ("", {}, "file"),
     "a comment": ("# credential-helpers = ['one']", {}, "file"),
@@ -207,17 +207,20 @@ def test_credential_helpers_mean_the_same_to_skopeo(user: User, front: Faulty, s
 def check_login(
     user: User, front: Faulty, repository: str, name: str, others: tuple[str, ...], env: dict[str, str]
 ) -> None:
-    """Check that skopeo and penroot log in as ``name`` and as none of the others, or not at all if that is ""."""
+    """Check that skopeo and penroot log in as ``name``, and as nobody if ``name`` is "".
+
+    The registry accepts one of ``others`` at a time.
+    """
     done = user.run("skopeo", "login", "--get-login", f"{front.host}/{repository}", env=env, status=None)
     assert front.login and done.stdout.strip() == name, done.stderr
     for other in others:
         front.login.users = {other: SECRET}
-        said = user.penroot("digest", f"docker://{front.host}#{repository}", env=env, status=1).stderr
-        assert said.count("[ERROR]") == 1 and "Traceback" not in said
-        assert (f"has no repository {repository}" in said) == (other == name), said
+        stderr = user.penroot("digest", f"docker://{front.host}#{repository}", env=env, status=1).stderr
+        assert stderr.count("[ERROR]") == 1 and "Traceback" not in stderr
+        assert (f"has no repository {repository}" in stderr) == (other == name), stderr
 
 
-# The repository, the keys of auth.json with the users of their logins, and the user of the login that counts.
+# Situation -> (repository, keys of auth.json with the user of each login, the user whose login is used).
 KEYED: dict[str, tuple[str, dict[str, str], str]] = {
     "host": ("team/x", {"HOST": "one"}, "one"),
     "repository": ("team/x", {"HOST": "one", "HOST/team": "two", "HOST/team/x": "three"}, "three"),
@@ -234,27 +237,29 @@ KEYED: dict[str, tuple[str, dict[str, str], str]] = {
 def test_keys_of_logins_mean_the_same_to_skopeo(user: User, front: Faulty, situation: str) -> None:
     require(shutil.which("skopeo"), "skopeo is not installed")
     repository, keys, name = KEYED[situation]
-    auths = {key: {"auth": base64.b64encode(f"{one}:{SECRET}".encode()).decode()} for key, one in keys.items()}
+    auths = {
+        key: {"auth": base64.b64encode(f"{login_user}:{SECRET}".encode()).decode()} for key, login_user in keys.items()
+    }
     auth = user.write("auth.json", json.dumps({"auths": auths}).replace("HOST", front.host))
     check_login(user, front, repository, name, ("one", "two", "three"), {"REGISTRY_AUTH_FILE": str(auth)})
 
 
 @pytest.mark.parity("credential-helpers and credHelpers of podman and skopeo")
 def test_login_goes_to_the_first_credential_helper(user: User, front: Faulty) -> None:
-    """skopeo finds what penroot stores there, and does not find what penroot erases."""
+    """skopeo finds the login that penroot stores in the helper, until penroot erases it."""
     require(shutil.which("skopeo"), "skopeo is not installed")
-    box = """#!/bin/sh
+    helper = """#!/bin/sh
 case $1 in
 store) exec cat > "$HOME/box";;
 get) cat "$HOME/box" 2>/dev/null || { echo credentials not found in native keychain; exit 1; };;
 erase) rm "$HOME/box";;
 esac
 """
-    user.write("bin/docker-credential-box", box, 0o755)
+    user.write("bin/docker-credential-box", helper, 0o755)
     user.write(".config/containers/registries.conf", "credential-helpers = ['box']\n")
     env = {"PATH": f"{user.home}/bin:{user.environ['PATH']}"}
     assert "as me: docker-credential-box" in log_in(user, "-u", "me", front.host, env=env).stderr
-    assert kept(user) == {front.host: {}}
+    assert stored_logins(user) == {front.host: {}}
     assert user.run("skopeo", "login", "--get-login", front.host, env=env).stdout == "me\n"
     assert "401 from" not in user.penroot("digest", f"docker://{front.host}#x", env=env, status=1).stderr
     user.penroot("logout", front.host, env=env)
@@ -273,7 +278,7 @@ def test_no_process_shows_the_password(user: User, front: Faulty) -> None:
     done = user.run(*strace, "penroot", "login", "-u", "me", front.host, env=path, stdin=SECRET)
     assert "docker-credential-box" in done.stderr
     assert "docker-credential-box" in trace.read_text() and SECRET not in trace.read_text()
-    assert kept(user) == {front.host: {}}
+    assert stored_logins(user) == {front.host: {}}
 
 
 @pytest.mark.parity("the example of docs/howto/private-registry.md")

@@ -1,4 +1,4 @@
-"""The directory of a release, entered as tests/matrix does."""
+"""Enter the root directory of a distribution release, as tests/matrix does."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ def test_processes_see_only_the_release(release: Path) -> None:
 
 
 def test_no_mount_or_process_stays(release: Path) -> None:
-    """No mount or process stays; files are kept for the next time."""
-    [left] = entered(release, "touch /opt/kept; sleep 54322 >/dev/null 2>&1 & readlink /proc/self/ns/pid")
+    """After the script, no mount or process remains. Files remain for the next entry."""
+    [pid_namespace] = entered(release, "touch /opt/kept; sleep 54322 >/dev/null 2>&1 & readlink /proc/self/ns/pid")
     assert mounts_under(release) == []
-    until(lambda: left not in namespaces(), "the end of what was left in it")
+    until(lambda: pid_namespace not in namespaces(), "the end of the background process")
     assert "kept" in entered(release, "ls /opt")
 
 
 def namespaces() -> set[str]:
     """Return the PID namespaces of all processes."""
-    found = set()
+    links = set()
     for process in Path("/proc").glob("[0-9]*"):
         try:
-            found.add(os.readlink(process / "ns/pid"))
+            links.add(os.readlink(process / "ns/pid"))
         except OSError:
             continue
-    return found
+    return links

@@ -1,4 +1,4 @@
-"""enroot's extensions of fstab(5), on the real kernel."""
+"""Mount enroot's extensions of fstab(5), with the real kernel."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_detaching_without_a_mount_is_an_error(user: User, rootfs: pathlib.Path,
 
 @pytest.mark.parity("fstab: nofail")
 @pytest.mark.parametrize(
-    ("options", "status", "said"),
+    ("options", "status", "tag"),
     [
         ("bind", 1, "[ERROR]"),
         ("bind,nofail", 0, "[WARN]"),
@@ -48,16 +48,16 @@ def test_detaching_without_a_mount_is_an_error(user: User, rootfs: pathlib.Path,
         ("bind,nofail,silent", 0, ""),
     ],
 )
-def test_nofail_and_silent(user: User, rootfs: pathlib.Path, options: str, status: int, said: str) -> None:
+def test_nofail_and_silent(user: User, rootfs: pathlib.Path, options: str, status: int, tag: str) -> None:
     fstab(user, f"/no/such /opt none {options}\n")
     done = user.penroot("start", "box", "true", status=status)
-    assert ("cannot mount /no/such" in done.stderr) == bool(said)
-    assert said in done.stderr
+    assert ("cannot mount /no/such" in done.stderr) == bool(tag)
+    assert tag in done.stderr
 
 
 @pytest.mark.parity("fstab: passno -1 mounts before the hooks")
 def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> None:
-    """A passno of -1 mounts before the hooks, none or 0 after."""
+    """A line with passno -1 is mounted before the hooks. Without passno or with 0, it is mounted after them."""
     passes = (("before", " 0 -1"), ("after", " 0 0"), ("none", ""))
     fstab(user, "".join(f"tmpfs /{name} tmpfs x-create=dir{number}\n" for name, number in passes))
     hook = (
@@ -69,7 +69,7 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
 
 
 @pytest.mark.parametrize(
-    ("mount", "way_out"),
+    ("mount", "fix"),
     [
         ("/etc/hosts:/etc", "name the file: /etc/hosts:/etc/hosts"),
         ("/etc:/bin/busybox", "mount a directory on a directory"),
@@ -84,9 +84,9 @@ def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> 
         ("/x:/opt:remount,ro", "nothing is mounted on /opt"),
     ],
 )
-def test_failed_mount_has_a_hint(user: User, rootfs: pathlib.Path, mount: str, way_out: str) -> None:
+def test_failed_mount_has_a_hint(user: User, rootfs: pathlib.Path, mount: str, fix: str) -> None:
     hint = user.penroot("start", "-m", mount, "box", "true", status=1).stderr.splitlines()[-1]
-    assert way_out in hint
+    assert fix in hint
     assert f"asked for by --mount {mount}" in hint
 
 
@@ -159,10 +159,10 @@ def test_file_mount_covers_the_link_not_its_target(user: User, rootfs: pathlib.P
 
 @pytest.mark.parametrize("mount", [".", "/etc:/", "/etc:/../.", "/etc:/link"])
 def test_nothing_is_mounted_on_the_root_directory(user: User, rootfs: pathlib.Path, mount: str) -> None:
-    """The program was looked up in the file system that covered the container."""
+    """Such a mount would cover the container, and the program would be searched in the mounted file system."""
     (rootfs / "link").symlink_to("/")
-    said = user.penroot("start", "--mount", mount, "box", "true", status=1).stderr
-    assert "the target is the root directory of the container" in said
+    stderr = user.penroot("start", "--mount", mount, "box", "true", status=1).stderr
+    assert "the target is the root directory of the container" in stderr
 
 
 def test_mount_target_of_three_dots_is_a_directory(user: User, rootfs: pathlib.Path) -> None:

@@ -1,4 +1,4 @@
-"""A container whose only connection is a proxy on a Unix socket of the caller: start --net=proxy=SOCKET."""
+"""start --net=proxy=SOCKET: the container's only connection is a proxy on a Unix socket of the caller."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ FETCH = "wget -q -O - http://example.org/page"
 
 
 class Proxy(socketserver.StreamRequestHandler):
-    """A proxy that answers a request with its first line, and a megabyte that shows lost bytes."""
+    """A proxy that answers with the first line of the request and a megabyte, so that lost bytes show."""
 
     def handle(self) -> None:
         line = self.rfile.readline()
@@ -88,7 +88,7 @@ def test_variable_without_namespaces_is_refused(user: User, rootfs: pathlib.Path
 
 
 def test_relay_that_cannot_start_is_a_failure(user: User, rootfs: pathlib.Path, proxy: pathlib.Path) -> None:
-    """With few descriptors the start works and the relay does not. Port 3128 is 0C38 in proc_net(5)."""
+    """With few descriptors, either the start fails, or the relay listens on port 3128: 0C38 in proc_net(5)."""
     for limit in range(5, 13):
         script = f"ulimit -n {limit}; exec penroot start --net=proxy={proxy} box grep -c :0C38 /proc/net/tcp"
         assert user.run("sh", "-c", script, status=None).stdout in ("", "1\n"), limit
@@ -100,7 +100,7 @@ def test_relay_ends_with_the_container(user: User, rootfs: pathlib.Path, proxy: 
     with user.begin(*command, stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        assert len(processes(user)) >= 3  # the waiting process, the shell, the relay
+        assert len(processes(user)) >= 3  # the process that waits, the shell and the relay
         if end == "SIGKILL":
             process.send_signal(signal.SIGKILL)
         process.communicate("\n")
@@ -108,19 +108,21 @@ def test_relay_ends_with_the_container(user: User, rootfs: pathlib.Path, proxy: 
 
 
 def test_program_cannot_enter_the_relay(user: User, rootfs: pathlib.Path, proxy: pathlib.Path) -> None:
-    """The relay has the host's root directory."""
+    """The relay runs beside the program, with the host's root directory."""
     script = "for p in /proc/[0-9]*; do test $p = /proc/$$ || ls -d $p/root/ $p/fd/0 $p/cwd/; done 2>&1 | sort -u"
     for root in ((), ("--root",)):
         out = user.start(*root, f"--net=proxy={proxy}", "box", "sh", "-c", script)
-        own = [line for line in out.splitlines() if not line.startswith("ls: ")]
-        assert all(word not in line for line in own for word in ("/proc/2/root", "/proc/2/fd", "/proc/2/cwd")), out
+        accessible = [line for line in out.splitlines() if not line.startswith("ls: ")]
+        assert all(word not in line for line in accessible for word in ("/proc/2/root", "/proc/2/fd", "/proc/2/cwd")), (
+            out
+        )
 
 
 def processes(user: User) -> list[int]:
-    """Return the user's processes."""
-    found = []
+    """Return the PIDs of the user."""
+    pids = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
             if os.stat(f"/proc/{name}").st_uid == user.uid:
-                found.append(int(name))
-    return found
+                pids.append(int(name))
+    return pids

@@ -1,4 +1,4 @@
-"""Images in the store as one squashfs file, and squashfs files as one unpacked copy."""
+"""Store an image as one squashfs file, and unpack a squashfs file into the store."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def files(user: User, pattern: str) -> list[Path]:
 @pytest.fixture
 def front(registry: Server) -> Iterator[Faulty]:
     """Serve the registry, and record its requests."""
-    with faulty(registry.host) as shown:
-        yield shown
+    with faulty(registry.host) as proxy:
+        yield proxy
 
 
 @pytest.mark.clusters("Few inodes, or a quota of files")
@@ -57,7 +57,7 @@ def test_image_as_one_file(user: User, front: Faulty) -> None:
     assert user.start(image, "cat", "/number", "/closed/file") == "7in"
     assert len(files(user, "images/*/image.sqsh")) == 1
     assert files(user, "layers/*") == files(user, "tmp/*") == []
-    assert [path.name for path in temporary.glob("*/[li]*/*")] == []  # no trees beside the file
+    assert [path.name for path in temporary.glob("*/[li]*/*")] == []  # no unpacked trees
     before = front.asked("/blobs/")
     assert user.start("--rw", image, "sh", "-c", "echo 8 >/number; cat /number") == "8\n"
     assert front.asked("/blobs/") == before
@@ -70,7 +70,7 @@ def test_image_as_one_file(user: User, front: Faulty) -> None:
     assert next(line for line in listing.splitlines() if line.endswith("/su")).startswith("-rwsr-xr-x 0/0")
 
 
-def test_image_as_one_file_is_kept_while_it_is_used(user: User, registry: Server) -> None:
+def test_image_as_one_file_is_kept_while_in_use(user: User, registry: Server) -> None:
     user.environ.update(SQUASHFS)
     with running(user, uri(registry)) as process:
         assert "process" in user.penroot("cache", "prune").stderr
@@ -105,8 +105,8 @@ def test_entries_from_before_a_crash_are_checked(
     name = squashfs if env is UNPACK else uri(registry)
     user.start(name, "true")
     (image,), layers = files(user, "images/*"), files(user, "layers/*")
-    for place in (image, *layers):
-        mark = place / "boot"
+    for stored in (image, *layers):
+        mark = stored / "boot"
         sums = mark.read_text().splitlines(keepends=True)[1:] if mark.exists() else []
         mark.write_text("another\n" + "".join(sums))
         mark.chmod(0o666)
@@ -116,7 +116,7 @@ def test_entries_from_before_a_crash_are_checked(
 
 
 def wait_until_pruned(user: User) -> None:
-    """Prune until a container's FUSE server, which ends a moment later, is gone."""
+    """Prune until no image is left. A container's FUSE server ends a moment after the container."""
 
     def pruned() -> bool:
         user.penroot("cache", "prune")
@@ -146,7 +146,7 @@ def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str)
     assert [path.stat().st_mode & 0o777 for path in files(user, "layers/**/secret")] == [0o400]
     assert user.penroot("cache", "list").stdout.split("\n")[1].split()[0].endswith("/x.sqsh")
     user.penroot("cache", "verify")
-    os.utime(squashfs)  # another file, as far as its status can tell
+    os.utime(squashfs)  # with another mtime, the file counts as a new one
     assert "unpacking" in user.penroot("start", squashfs, "true").stderr
     assert len(files(user, "layers/*")) == 2
     assert user.start("--root", squashfs, "cat", "/number", "/closed/file") == "7in"
@@ -155,12 +155,15 @@ def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str)
 
 
 def test_unpacked_copy_is_kept_while_it_is_used(user: User, squashfs: str) -> None:
-    served = ["pgrep", "-f", f"squashfuse.* {squashfs}"]
+    find_server = ["pgrep", "-f", f"squashfuse.* {squashfs}"]
     with running(user, squashfs):
-        assert subprocess.run(served, capture_output=True, check=False).returncode == 0
+        assert subprocess.run(find_server, capture_output=True, check=False).returncode == 0
     user.environ.update(UNPACK)
     with running(user, squashfs) as process:
-        until(lambda: subprocess.run(served, capture_output=True, check=False).returncode == 1, "the first one's goes")
+        until(
+            lambda: subprocess.run(find_server, capture_output=True, check=False).returncode == 1,
+            "the end of the first container's server",
+        )
         Path(squashfs).unlink()
         user.penroot("cache", "prune")
         assert process.communicate("")[0] == "7"
@@ -176,7 +179,7 @@ def test_eight_starts_at_once_unpack_once(user: User, squashfs: str) -> None:
     assert done.stderr.count("unpacking") == 1
 
 
-def test_attributes_of_overlayfs_do_not_come_out_of_a_file(user: User, tmp_path: Path) -> None:
+def test_attributes_of_overlayfs_are_not_unpacked(user: User, tmp_path: Path) -> None:
     root = tmp_path / "root"
     (root / "opaque").mkdir(parents=True)
     os.setxattr(root / "opaque", "user.overlay.opaque", b"y")
@@ -185,16 +188,16 @@ def test_attributes_of_overlayfs_do_not_come_out_of_a_file(user: User, tmp_path:
     subprocess.run(["mksquashfs", root, path, "-quiet", "-no-progress"], check=True, capture_output=True)
     user.own(path)
     user.penroot("start", str(path), "true", env=UNPACK, status=127)
-    found = files(user, "layers/*/fs/opaque")[0]
-    assert os.listxattr(found) == ["user.mine"]
+    directory = files(user, "layers/*/fs/opaque")[0]
+    assert os.listxattr(directory) == ["user.mine"]
 
 
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
 @pytest.mark.parity("ENROOT_STORE_FORM")
 def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path) -> None:
-    """The kernel shows a FUSE file system under the name from its server."""
+    """A FUSE server chooses the type that the kernel shows. The test makes squashfuse name sshfs."""
     if os.geteuid() != 0:
-        pytest.skip("mounts where its own process sees it")
+        pytest.skip("only root can mount a file system that the test process sees")
     subprocess.run(["squashfuse", "-o", "subtype=sshfs", squashfs, tmp_path], check=True)
     try:
         values = {"HOME": "/", "ENROOT_CACHE_PATH": f"{tmp_path}/bin"}
@@ -206,14 +209,14 @@ def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path)
 
 
 @pytest.mark.parametrize("form", [{}, SQUASHFS, UNPACK], ids=["tree", "squashfs", "unpacked"])
-def test_a_place_that_hands_on_its_group(user: User, registry: Server, squashfs: str, form: dict[str, str]) -> None:
-    """A project's directory: set-group-ID, with a group that the container's user namespace does not map."""
+def test_store_in_a_set_gid_directory(user: User, registry: Server, squashfs: str, form: dict[str, str]) -> None:
+    """The project's directory is set-group-ID. The container's user namespace does not map its group."""
     require(os.geteuid() == 0, "only root can give a directory to another group")
-    place = user.home / "project"
-    place.mkdir()
-    os.chown(place, user.home.stat().st_uid, 4242)
-    place.chmod(0o2770)
-    user.environ.update(form, ENROOT_CACHE_PATH=f"{place}/cache", ENROOT_DATA_PATH=f"{place}/data")
+    project = user.home / "project"
+    project.mkdir()
+    os.chown(project, user.home.stat().st_uid, 4242)
+    project.chmod(0o2770)
+    user.environ.update(form, ENROOT_CACHE_PATH=f"{project}/cache", ENROOT_DATA_PATH=f"{project}/data")
     user.penroot("create", "-n", "box", uri(registry))
     for image in ("box", squashfs, uri(registry)):
         assert user.start(image, "cat", "/number") == "7"
@@ -225,7 +228,7 @@ def test_a_place_that_hands_on_its_group(user: User, registry: Server, squashfs:
 
 
 def test_a_process_of_another_group(user: User, registry: Server) -> None:
-    """After newgrp(1): a user namespace maps only the group of the process."""
+    """newgrp(1) changes the group. A user namespace maps only the group of the process."""
     require(os.geteuid() == 0, "only root can take another group")
     user.penroot("create", "-n", "box", uri(registry))
     user.gid = 4242
@@ -234,7 +237,7 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
     user.gid = None
     assert user.start(uri(registry), "cat", "/number") == "7"
     user.gid = 4242
-    done = user.penroot("start", "box", "true", status=1)  # its changes have one group
+    done = user.penroot("start", "box", "true", status=1)  # the container's changes belong to the other group
     assert "newgrp" in done.stderr.splitlines()[-1]
 
 
@@ -242,29 +245,29 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
 def test_set_gid_store_after_newgrp(user: User, registry: Server, older: bool) -> None:
     """Each group gets its own trees, whichever group comes first."""
     require(os.geteuid() == 0, "only root can take another group")
-    place = user.home / "project"
-    place.mkdir()
-    os.chown(place, user.uid, 4242)
-    place.chmod(0o2775)
-    user.environ["ENROOT_CACHE_PATH"] = f"{place}/cache"
+    project = user.home / "project"
+    project.mkdir()
+    os.chown(project, user.uid, 4242)
+    project.chmod(0o2775)
+    user.environ["ENROOT_CACHE_PATH"] = f"{project}/cache"
     for gid in (None, 4242, None):
         user.gid = gid
         user.groups = (user.uid, 4242)
-        user.environ["ENROOT_DATA_PATH"] = f"{place}/data-{gid}"
+        user.environ["ENROOT_DATA_PATH"] = f"{project}/data-{gid}"
         script = "echo 8 >/number; mkdir -p /etc/d; cat /number; id -g"
         expected = f"8\n{gid or user.uid}\n"
         for _ in range(2):
             assert user.start("--rw", uri(registry), "sh", "-c", script) == expected
             assert user.start(uri(registry), "cat", "/number") == "7"
-        if older:  # its directories had the project's group
-            for path in (place / "cache", *(place / "cache").iterdir()):
+        if older:  # an older version gave its directories the project's group
+            for path in (project / "cache", *(project / "cache").iterdir()):
                 if path.is_dir() and not path.is_symlink():
                     os.chown(path, -1, 4242)
                     path.chmod(0o2700)
 
 
 def test_forbidden_entries_are_not_unpacked(user: User, squashfs: str) -> None:
-    """Device nodes, which need root; attributes that overlayfs would obey; and trees deeper than Python's stack."""
+    """Skip device nodes, which need root, and overlayfs attributes. Unpack trees deeper than Python's stack."""
     require(os.geteuid() == 0, "only root can make a device node")
     tree = user.home / "tree"
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", tree, squashfs], check=True)
@@ -298,6 +301,6 @@ def test_forbidden_entries_are_not_unpacked(user: User, squashfs: str) -> None:
 def test_damaged_file_is_not_unpacked(user: User, squashfs: str) -> None:
     with open(squashfs, "r+b") as f:
         f.truncate(5000)
-    said = user.penroot("start", squashfs, "true", env=UNPACK, status=1).stderr
-    assert "truncated" in said
+    stderr = user.penroot("start", squashfs, "true", env=UNPACK, status=1).stderr
+    assert "truncated" in stderr
     assert files(user, "layers/*") == files(user, "tmp/*") == []

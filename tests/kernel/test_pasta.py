@@ -1,4 +1,4 @@
-"""A private network behind pasta(1): start --net=pasta --publish."""
+"""start --net=pasta --publish: a private network that pasta(1) connects with the host's."""
 
 from __future__ import annotations
 
@@ -40,12 +40,12 @@ def tun() -> None:
     require(shutil.which("pasta"), "passt is not installed")
     require(os.path.exists("/dev/net/tun"), "this machine has no /dev/net/tun")
     require(os.geteuid() == 0, "only root can open /dev/net/tun to a user, and add an address")
-    os.chmod("/dev/net/tun", 0o666)  # as udev does
+    os.chmod("/dev/net/tun", 0o666)  # udev sets this mode
 
 
 @pytest.fixture
 def page(tmp_path: pathlib.Path) -> Iterator[int]:
-    """The port of a web server on all addresses of this machine, OUTSIDE among them."""
+    """Return the port of a web server that listens on all addresses of this machine, including OUTSIDE."""
     (tmp_path / "page").write_text("from outside")
 
     class Handler(http.server.SimpleHTTPRequestHandler):
@@ -56,7 +56,7 @@ def page(tmp_path: pathlib.Path) -> Iterator[int]:
             return
 
     address = ["ip", "address", "add", f"{OUTSIDE}/32", "dev", "lo"]
-    subprocess.run(address, check=False, stderr=subprocess.DEVNULL)  # another test may have it
+    subprocess.run(address, check=False, stderr=subprocess.DEVNULL)  # fails if another test has added it
     with http.server.ThreadingHTTPServer(("0.0.0.0", 0), Handler) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
@@ -74,16 +74,19 @@ def free_port(kind: int = socket.SOCK_STREAM) -> int:
 
 
 def pastas(user: User) -> list[int]:
-    """Return the pasta processes of the user."""
-    found = []
+    """Return the PIDs of the user's pasta processes."""
+    pids = []
     for name in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):
-            if os.stat(f"/proc/{name}").st_uid in (0, user.uid):  # root's if it is not dumpable
+            if os.stat(f"/proc/{name}").st_uid in (
+                0,
+                user.uid,
+            ):  # root owns /proc/PID of a process that is not dumpable
                 command = pathlib.Path(f"/proc/{name}/cmdline").read_bytes()
                 status = pathlib.Path(f"/proc/{name}/status").read_text()
                 if command.startswith(b"/usr/bin/pasta\0") and f"\nUid:\t{user.uid}\t" in status:
-                    found.append(int(name))
-    return found
+                    pids.append(int(name))
+    return pids
 
 
 @pytest.mark.parity("start --net=pasta, ENROOT_NET_PASTA")
@@ -93,7 +96,7 @@ def pastas(user: User) -> list[int]:
 def test_pasta_leads_outside_only(
     user: User, rootfs: pathlib.Path, page: int, root: tuple[str, ...], writable: tuple[str, ...]
 ) -> None:
-    """The container's loopback is its own. The host's stays closed, even to root in the container."""
+    """The container has a private loopback interface. Even root in the container cannot reach the host's."""
     script = f"""
         busybox wget -q -O - http://{OUTSIDE}:{page}/page; echo
         busybox wget -q -O - http://127.0.0.1:{page}/page 2>&1 | grep -c refused
@@ -125,7 +128,7 @@ def fetched(url: str) -> bytes:
 
 
 def test_published_udp_port_leads_into_the_container(user: User, rootfs: pathlib.Path) -> None:
-    """The ports are equal: pasta of Debian 12 loses answers from another port."""
+    """Publish the same port, because pasta of Debian 12 loses answers from another port."""
     port = free_port(socket.SOCK_DGRAM)
     mounts = ["/usr:/usr:ro", "/usr/lib:/lib:ro", "/usr/lib64:/lib64:ro"]
     command = [
@@ -149,8 +152,8 @@ def test_published_udp_port_leads_into_the_container(user: User, rootfs: pathlib
 
 
 def test_port_in_use_is_an_error(user: User, rootfs: pathlib.Path) -> None:
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        port = taken.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
         publish = f"--publish=127.0.0.1:{port}:80"
         done = user.penroot("start", "--net=pasta", publish, "box", "true", status=1)
     assert "pasta cannot connect the container" in done.stderr and str(port) in done.stderr
@@ -229,8 +232,8 @@ def test_program_cannot_enter_pasta(user: User, rootfs: pathlib.Path) -> None:
     script = "for p in /proc/[0-9]*; do test $p = /proc/$$ || ls -d $p/root/ $p/fd/0 $p/cwd/ $p/ns/net; done 2>&1; true"
     for root in ((), ("--root",)):
         out = user.start(*root, "--net=pasta", "box", "sh", "-c", script)
-        own = [line for line in out.splitlines() if not line.startswith("ls: ")]
-        assert not [line for line in own if line.startswith("/proc/2/")], out
+        accessible = [line for line in out.splitlines() if not line.startswith("ls: ")]
+        assert not [line for line in accessible if line.startswith("/proc/2/")], out
 
 
 def test_python_gets_the_network(user: User, rootfs: pathlib.Path, page: int) -> None:

@@ -1,7 +1,7 @@
-"""The C of the SPANK plugin: its build, and its work between Slurm and a Python process.
+"""Build the SPANK plugin, and run its C code between a fake Slurm and a Python process.
 
-spank_driver.c replaces Slurm, and spank_peer.py the Python process. Neither uses the code under test. The driver's
-build includes the sanitizers.
+spank_driver.c replaces Slurm, and spank_peer.py replaces penroot's Python process. Neither uses the code under test.
+The driver is built with sanitizers.
 """
 
 from __future__ import annotations
@@ -32,9 +32,9 @@ from tests.waiting import until
 HERE = os.path.dirname(os.path.abspath(__file__))
 PYTHON = os.path.realpath(sys.executable)
 USER = 2001
-PROMPT_S = 30  # seconds: root waits for 3; the peer's delays take a minute
+PROMPT_S = 30  # root waits for 3 s, but the delays of the peer take a minute
 SANITIZED = "-g -O1 -Wall -Wextra -Werror -fsanitize=address,undefined -fno-sanitize-recover=all".split()
-# An option that needs a check.
+# An option that makes srun start a Python process to check the options
 NOT_PLAIN = "container-mount-home="
 
 as_root = pytest.mark.skipif(os.geteuid() != 0, reason="slurmstepd is root")
@@ -61,7 +61,7 @@ class Driver:
         )
 
     def journal(self) -> list[str]:
-        """Return the messages to the peer and the peer's state, by process."""
+        """Return one entry for each request to a peer: the request, and the state of the peer's process."""
         with open(f"{self.directory}/journal") as file:
             return file.read().split("--\n")[:-1]
 
@@ -103,19 +103,19 @@ def driver(built: str) -> Iterator[Driver]:
         os.fchmod(file.fileno(), 0o666)
     shutil.rmtree(f"{built}/run", ignore_errors=True)
     yield Driver(built)
-    until(lambda: not processes_of(built), "no process outlives its step")
+    until(lambda: not processes_of(built), "the end of all processes of the step")
 
 
 def processes_of(directory: str) -> list[int]:
-    found = []
+    pids = []
     for pid in filter(str.isdecimal, os.listdir("/proc")):
         try:
             with open(f"/proc/{pid}/cmdline", "rb") as file:
                 if f"{directory}/lib".encode() in file.read().split(b"\0"):
-                    found.append(int(pid))
+                    pids.append(int(pid))
         except (FileNotFoundError, ProcessLookupError):
             continue
-    return found
+    return pids
 
 
 def verbs(journal: list[str]) -> list[str]:
@@ -144,7 +144,7 @@ def test_directory_closed_to_users_is_refused() -> None:
             cli.build(f"{directory}/x.so", python=f"{directory}/python3", library="/usr/lib", include="/usr/include")
 
 
-def test_a_failing_compiler_is_reported_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
+def test_compiler_error_is_reported_and_leaves_nothing(tmp_path_factory: pytest.TempPathFactory) -> None:
     directory = tmp_path_factory.mktemp("include")
     (directory / "slurm").mkdir()
     (directory / "slurm/spank.h").write_text("#error not this Slurm\n")
@@ -162,7 +162,7 @@ def test_missing_headers_name_the_package() -> None:
     assert "libslurm-dev" in caught.value.hint
 
 
-def test_configuration_never_replaces_the_sites(tmp_path: os.PathLike[str]) -> None:
+def test_configure_keeps_the_file_of_the_site(tmp_path: os.PathLike[str]) -> None:
     directory = f"{tmp_path}/plugstack.conf.d"
     path = plugstack.configure(directory, "/lib/spank_pyxis.so", ["runtime_path=/x"])
     with open(path) as file:
@@ -206,14 +206,14 @@ def test_submit_passes_options_to_a_clean_process(driver: Driver) -> None:
         ("later-silent", "nothing"),
     ],
 )
-def test_srun_tells_its_nodes_what_was_resolved_meanwhile(driver: Driver, image: str, resolved: str) -> None:
+def test_srun_sends_resolved_tags_to_its_nodes(driver: Driver, image: str, resolved: str) -> None:
     done = driver.run("srun", 0, f"container-image={image}", SLURM_PYXIS_RESOLVED="of a step around this one")
     assert (done.returncode, done.stderr) == (0, "")
     assert done.stdout == f"resolved {resolved}\nchildren none\n"
 
 
 @pytest.mark.parametrize("context", ["srun", "sbatch"])
-def test_submit_fails_with_the_error_and_the_way_out(driver: Driver, context: str) -> None:
+def test_submit_fails_with_the_error_and_the_hint(driver: Driver, context: str) -> None:
     done = driver.run(context, 0, "container-image=error", NOT_PLAIN)
     assert done.returncode == 1
     assert done.stderr == "error: pyxis: no such thing\nerror: pyxis: try another thing\n"
@@ -227,14 +227,14 @@ def test_a_variable_alone_is_checked(driver: Driver) -> None:
 
 @pytest.mark.security("H17")
 def test_scrontab_is_refused(driver: Driver) -> None:
-    """It accepts plugins' options in #SCRON lines, and then ignores them: _entry_to_job of Slurm's scrontab.c."""
+    """scrontab accepts plugins' options in #SCRON lines, but ignores them: _entry_to_job() in Slurm's scrontab.c."""
     os.link(f"{driver.directory}/driver", f"{driver.directory}/scrontab")
     try:
         scrontab = [f"{driver.directory}/scrontab", *driver.command("sbatch", 0, "container-mounts=/usr")[1:]]
         done = subprocess.run(scrontab, capture_output=True, text=True, timeout=250, check=False)
     finally:
         os.unlink(f"{driver.directory}/scrontab")
-    assert done.returncode == 3  # the option's error: scrontab reports it, and installs no crontab
+    assert done.returncode == 3  # the option fails, so scrontab reports an error and installs no crontab
     assert (
         "pyxis: --container-mounts: scrontab drops the options of plugins, and the job would run outside" in done.stderr
     )
@@ -247,7 +247,7 @@ def test_without_options_no_process_is_started(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("image", "said"),
+    ("image", "message"),
     [
         (
             "crash",
@@ -259,28 +259,28 @@ def test_without_options_no_process_is_started(driver: Driver) -> None:
         ("huge", "no answer from the helper process of the container: Bad message"),
     ],
 )
-def test_a_process_that_breaks_is_an_error(driver: Driver, image: str, said: str) -> None:
+def test_failing_check_process_is_an_error(driver: Driver, image: str, message: str) -> None:
     done = driver.run("srun", 0, f"container-image={image}", NOT_PLAIN)
     assert done.returncode == 1
-    assert said in done.stderr
+    assert message in done.stderr
 
 
 @pytest.mark.parametrize(
-    ("image", "said"),
+    ("image", "message"),
     [
         ("error", "error: pyxis: "),
         ("crash", "RuntimeError: the sky fell"),
         ("garbage", "no answer from the helper process of the container: Bad message"),
     ],
 )
-def test_failure_of_srun_is_shown_and_left_to_nodes(driver: Driver, image: str, said: str) -> None:
-    """srun resolves tags for the nodes."""
+def test_failure_of_srun_is_shown_and_left_to_nodes(driver: Driver, image: str, message: str) -> None:
+    """srun resolves a tag for the nodes. If this fails, srun shows the error, and the nodes resolve the tag."""
     done = driver.run("srun", 0, f"container-image={image}")
     assert (done.returncode, done.stdout) == (0, "resolved nothing\nchildren none\n")
-    assert said in done.stderr
+    assert message in done.stderr
 
 
-CHECKED, PLAIN, PLAIN_TAG = "0\n", "1\n", "2\n"  # plain.c's result, as the driver prints it
+CHECKED, PLAIN, PLAIN_TAG = "0\n", "1\n", "2\n"  # the results of plain.c that the driver prints
 
 
 @pytest.mark.parametrize(
@@ -292,7 +292,7 @@ CHECKED, PLAIN, PLAIN_TAG = "0\n", "1\n", "2\n"  # plain.c's result, as the driv
         ("container-image=/data/a-b/x_1.sqsh", "container-name=work"),
     ],
 )
-def test_nothing_is_wrong_with_what_srun_does_not_check(driver: Driver, words: tuple[str, ...]) -> None:
+def test_plain_options_need_no_check_by_srun(driver: Driver, words: tuple[str, ...]) -> None:
     done = driver.run("judge", 0, *words)
     request = options.parse([(word.partition("=")[0], word.partition("=")[2]) for word in words], {}, "/")
     assert not options.ignored(request)
@@ -372,27 +372,27 @@ def test_plain_tag_needs_no_check_by_srun(driver: Driver, image: str) -> None:
         ("container-name=a", ":"),
     ],
 )
-def test_srun_checks_what_could_be_wrong(driver: Driver, words: tuple[str, ...]) -> None:
+def test_srun_checks_other_options(driver: Driver, words: tuple[str, ...]) -> None:
     assert driver.run("judge", 0, *words).stdout == CHECKED
 
 
 @pytest.mark.parametrize("word", ["container-image=a", "container-image=/x.sqsh"])
-def test_the_users_own_policy_is_looked_at_by_a_process(driver: Driver, word: str) -> None:
-    place = os.path.join(driver.directory, ".config/enroot")
-    os.makedirs(place)
+def test_policy_of_the_user_needs_a_check(driver: Driver, word: str) -> None:
+    directory = os.path.join(driver.directory, ".config/enroot")
+    os.makedirs(directory)
     assert driver.run("judge", 0, word).stdout != CHECKED
-    os.symlink("nowhere", f"{place}/policy.json")
+    os.symlink("nowhere", f"{directory}/policy.json")
     try:
         assert driver.run("judge", 0, word).stdout == CHECKED
         assert driver.run("judge", 0, word, XDG_CONFIG_HOME="/nowhere").stdout != CHECKED
         assert driver.run("judge", 0, word, HOME="/", XDG_CONFIG_HOME=f"{driver.directory}/.config").stdout == CHECKED
         assert driver.run("judge", 0, word, HOME="").stdout == CHECKED
     finally:
-        shutil.rmtree(os.path.dirname(place))
+        shutil.rmtree(os.path.dirname(directory))
 
 
 @pytest.mark.parametrize("variable", ["PYXIS_CONTAINER_MOUNTS", "PYXIS_PINNED", "ENROOT_LOCK", "PENROOT_X"])
-def test_srun_checks_where_a_variable_may_change_what_is_found(driver: Driver, variable: str) -> None:
+def test_variable_that_changes_the_image_needs_a_check(driver: Driver, variable: str) -> None:
     assert driver.run("judge", 0, "container-name=a", **{variable: "x"}).stdout == CHECKED
     assert driver.run("judge", 0, "container-name=a", **{f"OTHER_{variable}": "x"}).stdout == PLAIN
 
@@ -423,12 +423,12 @@ def test_all_tasks_enter_one_container(driver: Driver) -> None:
         assert not any(line.startswith("env LANG") for line in lines)
         assert "CapEff:\t0000000000000000" in lines
         assert "NoNewPrivs:\t1" in lines and "Seccomp:\t2" in lines
-        assert "setuid(0) 0" in lines  # the filter's answer; nothing happened
-        assert "close-on-exec 1 0" in lines  # a directory, and a file
-    for kind, same in {"user": False, "mnt": False, "cgroup": False, "uts": True}.items():
-        found = set(re.findall(rf"ns ({kind}:\S+)", done.stdout))
-        assert len(found) == 1
-        assert (found == {os.readlink(f"/proc/self/ns/{kind}")}) is same
+        assert "setuid(0) 0" in lines  # the filter reports success, but the call has no effect
+        assert "close-on-exec 1 0" in lines  # 1 for a directory, 0 for a file
+    for kind, is_host in {"user": False, "mnt": False, "cgroup": False, "uts": True}.items():
+        links = set(re.findall(rf"ns ({kind}:\S+)", done.stdout))
+        assert len(links) == 1
+        assert (links == {os.readlink(f"/proc/self/ns/{kind}")}) is is_host
     assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb join", "verb step"]
 
 
@@ -445,7 +445,7 @@ def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
         assert "environment LC_ALL PATH" in lines
         assert "stdio /dev/null /dev/null /memfd:penroot-log (deleted)" in lines
         assert {"jobid 7", "stepid 3", f"uid {USER}", f"gid {USER}", "localtasks 1"} <= set(lines)
-        assert f"cwd {driver.directory}" in lines  # the job's value; the step's own is in the next line
+        assert f"cwd {driver.directory}" in lines  # the job's directory; the process itself is in /
         assert any(line.endswith("umask 22 cwd /") for line in lines)
     assert {"taskid 0", "procid 100"} <= set(step)
     assert "failed 0" in finish
@@ -453,7 +453,7 @@ def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
 
 @pytest.mark.parity("per-user directories are 0700", "runtime_path")
 @as_root
-def test_the_user_gets_a_directory_of_his_own(driver: Driver) -> None:
+def test_user_gets_a_private_directory(driver: Driver) -> None:
     for _ in range(2):
         assert driver.run("stepd", 1, "container-image=ok").returncode == 0
         info = os.stat(f"{driver.directory}/run/pyxis/{USER}")
@@ -500,7 +500,7 @@ def test_one_task_reports_the_error_and_none_runs(driver: Driver) -> None:
 
 @as_root
 def test_error_of_a_silent_task_is_shown_by_another(driver: Driver) -> None:
-    """srun --pty has /dev/null for the stderr of all tasks but one."""
+    """With srun --pty, stderr is /dev/null for all tasks but one."""
     done = driver.run("stepd", 3, "container-image=step-error", "pty=")
     node = os.uname().nodename.partition(".")[0]
     assert done.stderr == f"error: pyxis: {node}: no such thing\nerror: pyxis: {node}: try another thing\n"
@@ -517,7 +517,7 @@ def test_a_bad_workdir_is_named(driver: Driver) -> None:
 @pytest.mark.parity("per-user directories are 0700", "a failing runtime_path or clean-up drains no node")
 @as_root
 def test_impossible_runtime_path_fails_only_the_task(driver: Driver) -> None:
-    """The node is not drained."""
+    """The error fails the tasks, and does not drain the node."""
     done = driver.run("stepd", 2, "container-image=ok", "arg=runtime_path=/proc/nope")
     assert done.returncode == 5
     assert "cannot make the directory /proc/nope/2001: No such file or directory" in done.stderr
@@ -525,16 +525,16 @@ def test_impossible_runtime_path_fails_only_the_task(driver: Driver) -> None:
 
 @pytest.mark.security("U10")
 @as_root
-@pytest.mark.parametrize("how", ["of another user", "open", "a link of another user's"])
-def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -> None:
-    """Its owner could replace the directory of each user."""
-    path = f"{driver.directory}/{how}".replace(" ", "-")
-    if how.startswith("a link"):
+@pytest.mark.parametrize("defect", ["of another user", "open", "a link of another user's"])
+def test_runtime_path_that_root_does_not_own_is_refused(driver: Driver, defect: str) -> None:
+    """The owner of such a path could replace the directory of each user."""
+    path = f"{driver.directory}/{defect}".replace(" ", "-")
+    if defect.startswith("a link"):
         os.symlink(driver.directory, path)
     else:
         os.mkdir(path)
-        os.chmod(path, 0o777 if how == "open" else 0o755)
-    if how != "open":
+        os.chmod(path, 0o777 if defect == "open" else 0o755)
+    if defect != "open":
         os.chown(path, USER, USER, follow_symlinks=False)
     done = driver.run("stepd", 2, "container-image=ok", f"arg=runtime_path={path}")
     assert done.returncode == 5
@@ -545,7 +545,7 @@ def test_a_runtime_path_that_is_not_roots_is_refused(driver: Driver, how: str) -
 @pytest.mark.security("H7")
 @as_root
 def test_error_of_slurm_fails_the_tasks(driver: Driver) -> None:
-    """With "optional" in plugstack.conf, an error in slurmstepd itself would let the tasks run on the node."""
+    """If slurmstepd itself fails and plugstack.conf has "optional", the tasks would run outside a container."""
     done = driver.run("stepd", 2, "container-image=ok", "mute=")
     assert (done.returncode, done.stdout) == (5, "")
     assert "cannot get the job from Slurm: Error" in done.stderr
@@ -574,7 +574,7 @@ def test_invalid_script_is_skipped(driver: Driver, kind: str) -> None:
 
 
 @as_root
-def test_a_helper_that_is_gone_fails_those_who_still_need_it(driver: Driver) -> None:
+def test_tasks_that_need_a_vanished_helper_fail(driver: Driver) -> None:
     done = driver.run("stepd", 3, "container-image=ok", "env=VANISH=1")
     assert done.returncode == 5
     why = "the helper process of the container (is gone: No such process|ended without an answer)"
@@ -584,9 +584,9 @@ def test_a_helper_that_is_gone_fails_those_who_still_need_it(driver: Driver) -> 
 
 @pytest.mark.security("H1")
 @as_root
-@pytest.mark.parametrize("what", ["NOWHERE=1", "HOST=1"])
-def test_a_helper_that_hands_over_no_container_fails_the_task(driver: Driver, what: str) -> None:
-    done = driver.run("stepd", 2, "container-image=ok", f"env={what}")
+@pytest.mark.parametrize("variable", ["NOWHERE=1", "HOST=1"])
+def test_helper_that_sends_no_container_fails_the_task(driver: Driver, variable: str) -> None:
+    done = driver.run("stepd", 2, "container-image=ok", f"env={variable}")
     assert (done.returncode, done.stdout) == (5, "")
     assert "the helper sent no mount namespace of a container" in done.stderr
 
@@ -599,10 +599,10 @@ def test_step_that_never_started_is_not_finished(driver: Driver) -> None:
 
 @pytest.mark.security("R8")
 @as_root
-@pytest.mark.parametrize("how", ["flood", "trickle", "sleep", "give", "swell"])
-def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how: str) -> None:
+@pytest.mark.parametrize("behaviour", ["flood", "trickle", "sleep", "give", "swell"])
+def test_hostile_helper_delays_root_only_briefly(driver: Driver, behaviour: str) -> None:
     began = time.monotonic()
-    done = driver.run("stepd", 1, "container-image=ok", "env=KILLED=1", f"env=FINISH={how}")
+    done = driver.run("stepd", 1, "container-image=ok", "env=KILLED=1", f"env=FINISH={behaviour}")
     assert time.monotonic() - began < PROMPT_S
     assert "Sanitizer" not in done.stderr, done.stderr
     assert len(done.stderr) < 20_000
@@ -612,7 +612,7 @@ def test_a_helper_that_turned_hostile_keeps_root_for_moments(driver: Driver, how
 
 @as_root
 def test_leftover_process_of_a_helper_does_not_delay_root(driver: Driver) -> None:
-    """A process outside of the step's cgroups keeps the socket, and never stops writing."""
+    """A process outside the step's cgroups keeps the helper's socket, and writes for a minute."""
     began = time.monotonic()
     done = driver.run("stepd", 1, "container-image=ok", "env=SAVES=1", "env=FINISH=bequeath")
     assert time.monotonic() - began < PROMPT_S
@@ -625,7 +625,7 @@ def kernel() -> tuple[int, ...]:
 
 @as_root
 @pytest.mark.skipif(kernel() < (6, 16), reason="SO_PASSRIGHTS")
-def test_root_does_not_close_what_lingers(driver: Driver) -> None:
+def test_root_does_not_wait_for_a_lingering_socket(driver: Driver) -> None:
     began = time.monotonic()
     driver.run("stepd", 1, "container-image=ok", "env=KILLED=1", "env=FINISH=linger")
     assert time.monotonic() - began < PROMPT_S
@@ -633,7 +633,7 @@ def test_root_does_not_close_what_lingers(driver: Driver) -> None:
 
 @as_root
 def test_a_step_that_never_began_is_finished_in_time(driver: Driver) -> None:
-    """Slurm does not end such a step."""
+    """The step has failed before its tasks began, so Slurm does not end its processes."""
     began = time.monotonic()
     driver.run("stepd", 1, "container-image=step-error", "env=FINISH=late")
     assert time.monotonic() - began < PROMPT_S
@@ -641,26 +641,26 @@ def test_a_step_that_never_began_is_finished_in_time(driver: Driver) -> None:
 
 @as_root
 def test_file_system_mounted_by_the_user_is_not_opened(driver: Driver) -> None:
-    place = f"{driver.directory}/run/pyxis/{USER}"
-    os.makedirs(place)
-    os.chown(place, USER, USER)
-    silent = os.open("/dev/fuse", os.O_RDWR)
-    words = f"fd={silent},rootmode=40000,user_id={USER},group_id={USER},allow_other"
+    directory = f"{driver.directory}/run/pyxis/{USER}"
+    os.makedirs(directory)
+    os.chown(directory, USER, USER)
+    fuse = os.open("/dev/fuse", os.O_RDWR)
+    words = f"fd={fuse},rootmode=40000,user_id={USER},group_id={USER},allow_other"
     libc = ctypes.CDLL(None, use_errno=True)
-    assert libc.mount(b"silent", place.encode(), b"fuse", 0, words.encode()) == 0, os.strerror(ctypes.get_errno())
+    assert libc.mount(b"silent", directory.encode(), b"fuse", 0, words.encode()) == 0, os.strerror(ctypes.get_errno())
     try:
         done = driver.run("stepd", 1, "container-image=ok")
     finally:
-        libc.umount2(place.encode(), 2)
-        os.close(silent)
+        libc.umount2(directory.encode(), 2)
+        os.close(fuse)
     assert done.returncode == 5
-    assert f"cannot make the directory {place}: Invalid cross-device link" in done.stderr
+    assert f"cannot make the directory {directory}: Invalid cross-device link" in done.stderr
 
 
 @pytest.mark.security("R8")
 @as_root
 def test_helper_that_names_another_process_is_refused(driver: Driver) -> None:
-    """Root would wait for that process, or kill it."""
+    """Root would wait for the named process, or kill it."""
     with subprocess.Popen(["sleep", "1000"]) as other:
         with open(f"/proc/{other.pid}/stat") as stat:
             started = stat.read().rpartition(")")[2].split()[19]
@@ -668,7 +668,7 @@ def test_helper_that_names_another_process_is_refused(driver: Driver) -> None:
         driver.run("stepd", 1, "container-image=ok", *words)
         assert other.poll() is None
         other.kill()
-    assert verbs(driver.journal()) == ["verb step", "verb finish"]  # another process's
+    assert verbs(driver.journal()) == ["verb step", "verb finish"]  # a second process got "finish"
 
 
 @pytest.mark.security("R3")
@@ -677,7 +677,7 @@ def test_process_started_by_root_is_closed_to_its_user(driver: Driver) -> None:
     words = ("env=VANISH=1", f"env=JOURNAL={driver.directory}/journal")
     assert driver.run("stepd", 1, "container-image=ok", *words).returncode == 0
     finish = driver.journal()[1].splitlines()
-    # Another real group lets ptrace(2) fail, and makes the process undumpable from its first instruction on.
+    # Because of the other real GID, ptrace(2) fails, and the process is undumpable from its first instruction on.
     assert f"Gid:\t65534\t{USER}\t{USER}\t{USER}" in finish and f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in finish
 
 
@@ -689,7 +689,7 @@ def test_stderr_of_a_process_is_bounded(driver: Driver) -> None:
 
 
 @pytest.mark.parametrize(
-    ("python", "library", "said"),
+    ("python", "library", "error"),
     [
         ("/nonexistent/python3", "lib", "cannot execute /nonexistent/python3: No such file or directory"),
         ("/etc/passwd", "lib", "cannot execute /etc/passwd: Permission denied"),
@@ -697,26 +697,26 @@ def test_stderr_of_a_process_is_bounded(driver: Driver) -> None:
     ],
 )
 @as_root
-def test_error_names_why_python_cannot_start(built: str, python: str, library: str, said: str) -> None:
+def test_error_names_why_python_cannot_start(built: str, python: str, library: str, error: str) -> None:
     compile_driver(built, f"{built}/other", python, f"{built}/{library}")
     command = [f"{built}/other", "stepd", "2", str(USER), f"arg=runtime_path={built}/run/pyxis", "container-image=ok"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100)
     assert done.returncode == 5
-    assert said.format(built) in done.stderr.splitlines()[0]
+    assert error.format(built) in done.stderr.splitlines()[0]
     assert "killed" not in done.stderr and "Traceback" not in done.stderr
     assert done.stderr.count("error: ") == 2, done.stderr
 
 
 def start_slowly(driver: Driver, tasks: int) -> tuple[subprocess.Popen[str], int]:
-    """Start a step whose first task waits for its helper until the gate is open; return the step and that task."""
+    """Start a step whose first task waits for its helper until open_gate(). Return the step and that task's PID."""
     pathlib.Path(f"{driver.directory}/gate").unlink(missing_ok=True)
     words = ("container-image=ok", f"env=GATE={driver.directory}/gate", f"env=JOURNAL={driver.directory}/journal")
     pipe = subprocess.PIPE
     step = subprocess.Popen(driver.command("stepd", tasks, *words), stdout=pipe, stderr=pipe, text=True)
-    until(driver.journal, "the helper has been asked")
+    until(driver.journal, "a request to the helper")
     (task,) = re.findall(r"^taskid (\d+)$", driver.journal()[0], re.MULTILINE)
-    ours = processes_of(driver.directory)
-    return step, [pid for pid in children_of(step.pid) if pid not in ours][int(task)]
+    helpers = processes_of(driver.directory)
+    return step, [pid for pid in children_of(step.pid) if pid not in helpers][int(task)]
 
 
 def children_of(pid: int) -> list[int]:
@@ -732,7 +732,7 @@ def open_gate(driver: Driver) -> None:
 def test_next_task_takes_over_from_one_killed_in_setup(driver: Driver) -> None:
     step, starter = start_slowly(driver, 3)
     os.kill(starter, signal.SIGKILL)
-    until(lambda: len(driver.journal()) == 2, "another helper has been asked")
+    until(lambda: len(driver.journal()) == 2, "a request to a second helper")
     open_gate(driver)
     out, err = step.communicate(timeout=250)
     assert step.returncode == 5
@@ -755,7 +755,7 @@ def test_helper_killed_in_setup_fails_all_with_one_line(driver: Driver) -> None:
 
 
 @as_root
-def test_the_helper_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
+def test_helper_ends_when_slurmstepd_is_killed(driver: Driver) -> None:
     step, starter = start_slowly(driver, 1)
     os.kill(step.pid, signal.SIGKILL)
     os.kill(starter, signal.SIGKILL)
@@ -764,12 +764,12 @@ def test_the_helper_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
     # The fixture waits until no process is left.
 
 
-# ---- the helper that slurmstepd starts before the first task
+# ---- the helper that slurmstepd starts before the first task ("ahead")
 
 
 @pytest.fixture
 def ahead(driver: Driver) -> Iterator[pathlib.Path]:
-    """Return the file that selects the behaviour of a peer started ahead."""
+    """Return the file that selects the behaviour of a peer that was started before the first task."""
     path = pathlib.Path(f"{driver.directory}/lib/ahead")
     yield path
     path.unlink(missing_ok=True)
@@ -781,16 +781,16 @@ def started_as(driver: Driver) -> list[str]:
 
 @contextmanager
 def held(driver: Driver, *words: str) -> Iterator[tuple[subprocess.Popen[str], int, pathlib.Path]]:
-    """Start a step without tasks until a file exists; return the step, its helper, and the file."""
+    """Start a step that starts its tasks when a file exists. Yield the step, the PID of its helper, and the file."""
     hold = pathlib.Path(f"{driver.directory}/hold")
     hold.unlink(missing_ok=True)
-    told = ("container-image=ok", f"hold={hold}", f"env=JOURNAL={driver.directory}/journal")
+    fixed_words = ("container-image=ok", f"hold={hold}", f"env=JOURNAL={driver.directory}/journal")
     pipe = subprocess.PIPE
-    step = subprocess.Popen(driver.command("stepd", 2, *told, *words), stdout=pipe, stderr=pipe, text=True)
+    step = subprocess.Popen(driver.command("stepd", 2, *fixed_words, *words), stdout=pipe, stderr=pipe, text=True)
     try:
         until(
             lambda: any(belongs_to_user(pid) for pid in processes_of(driver.directory)),
-            "the helper is there, and the user",
+            "the helper runs as the user",
         )
         (helper,) = processes_of(driver.directory)
         yield step, helper, hold
@@ -808,7 +808,7 @@ def as_user(*command: str) -> int:
 
 
 @as_root
-def test_the_helper_is_there_before_the_first_task(driver: Driver) -> None:
+def test_helper_starts_before_the_first_task(driver: Driver) -> None:
     done = driver.run("stepd", 3, "container-image=ok", f"env=JOURNAL={driver.directory}/journal")
     assert (done.returncode, done.stderr) == (0, "")
     assert set(started_as(driver)) == {"ahead"}  # one process gets all requests
@@ -824,10 +824,10 @@ def test_waiting_helper_is_closed_and_has_no_secret(driver: Driver) -> None:
         for name in ("mem", "environ", "maps", "fd/3", "ns/mnt"):
             assert as_user("head", "-c0", f"/proc/{helper}/{name}") == 1
         opened = {path.name: str(path.readlink()) for path in pathlib.Path(f"/proc/{helper}/fd").iterdir()}
-        # libffi 3.5 is world-readable, and keeps itself open for its trampolines.
+        # libffi 3.5 keeps its own file, which is world-readable, open for its trampolines.
         assert sorted(fd for fd in opened if "/libffi.so." not in opened[fd]) == ["0", "1", "2", "3", "4"], opened
         assert os.getsid(helper) == helper
-        assert as_user("kill", "-CONT", str(helper)) == 0  # the user asks, and the process exists
+        assert as_user("kill", "-CONT", str(helper)) == 0  # the user may send signals to the process, and it exists
 
 
 @pytest.mark.security("R4")
@@ -836,7 +836,7 @@ def test_waiting_helper_is_closed_and_has_no_secret(driver: Driver) -> None:
 def test_helper_killed_before_the_first_task_is_replaced(driver: Driver, signal_: str) -> None:
     with held(driver) as (step, helper, hold):
         assert as_user("kill", f"-{signal_}", str(helper)) == 0
-        until(lambda: not processes_of(driver.directory), "the helper is gone")
+        until(lambda: not processes_of(driver.directory), "the end of the helper")
         hold.touch()
         out, err = step.communicate(timeout=250)
     assert (step.returncode, err) == (0, "")
@@ -869,7 +869,7 @@ def test_unresponsive_helper_is_killed_when_a_task_asks_it(driver: Driver, ahead
     with held(driver) as (step, helper, hold):
         os.kill(helper, signal.SIGSTOP)
         hold.touch()
-        until(lambda: len(children_of(step.pid)) == 3, "the tasks are there")
+        until(lambda: len(children_of(step.pid)) == 3, "the start of both tasks")
         for task in children_of(step.pid):
             if task != helper:
                 os.kill(task, signal.SIGKILL)
@@ -888,10 +888,10 @@ def test_helper_of_another_namespace_is_not_used(driver: Driver) -> None:
 
 @pytest.mark.security("R4")
 @as_root
-def test_a_helper_without_a_task_goes_when_slurmstepd_is_killed(driver: Driver) -> None:
+def test_helper_without_a_task_ends_with_slurmstepd(driver: Driver) -> None:
     with held(driver) as (step, _, _):
         os.kill(step.pid, signal.SIGKILL)
-        until(lambda: not processes_of(driver.directory), "the helper is gone")
+        until(lambda: not processes_of(driver.directory), "the end of the helper")
 
 
 @pytest.mark.parity("uninstall")
@@ -908,7 +908,7 @@ def test_uninstall_keeps_files_of_the_site(tmp_path: pathlib.Path) -> None:
 
 
 def test_a_plugin_that_slurm_still_loads_stays(tmp_path: pathlib.Path) -> None:
-    """With a required plugin missing, tasks would fail on all nodes."""
+    """If a required plugin were missing, tasks would fail on all nodes."""
     (tmp_path / "plugstack.conf").write_text("include used.d/*\n")
     for name in ("used.d", "slip.d"):
         (tmp_path / name).mkdir()
@@ -920,7 +920,7 @@ def test_a_plugin_that_slurm_still_loads_stays(tmp_path: pathlib.Path) -> None:
     plugstack.check_unused("/lib/other.so", str(tmp_path / "slip.d"))
 
 
-def test_install_makes_no_directory_that_slurm_does_not_know(tmp_path: pathlib.Path) -> None:
+def test_install_creates_no_unknown_directory(tmp_path: pathlib.Path) -> None:
     with pytest.raises(ConfigError, match="there is no .*/typo, and no slurm.conf beside it"):
         plugstack.check_place(f"{tmp_path}/typo")
     (tmp_path / "slurm.conf").touch()
@@ -938,7 +938,7 @@ def test_a_file_that_cannot_be_read_is_one_line(tmp_path: pathlib.Path, capsys: 
 
 
 @pytest.mark.parametrize("output", ["none/x.so", "."])
-def test_a_place_where_no_plugin_can_be_is_named(tmp_path: pathlib.Path, output: str) -> None:
+def test_unwritable_output_is_named(tmp_path: pathlib.Path, output: str) -> None:
     path = f"{tmp_path}/{output}"
     with pytest.raises(ConfigError, match=f"^{path} is not a writable file"):
         cli.build(path, python="/usr/bin/env", library="/usr/lib", include="/usr/include")

@@ -1,4 +1,4 @@
-"""Containers in pods that tests/pod.py makes: the table of docs/howto/pods.md, and the reasons for its cells."""
+"""Run containers in pods that tests/pod.py makes. Check the table of docs/howto/pods.md and the errors behind it."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 PAGE = ROOT / "docs/howto/pods.md"
 EXAMPLES = ROOT / "examples/pods"
 HIDDEN = "cannot mount proc on /proc: Operation not permitted"
-# The first column of the page, and the options of tests/pod.py for such a pod.
+# First column of the table -> options of tests/pod.py for such a pod
 PODS = {
     "without a `securityContext`": (),
     "`/dev/fuse` of a device plugin": ("--device", "fuse"),
@@ -47,36 +47,39 @@ def rows() -> list[list[str]]:
 
 
 def pod(*options: str, volumes: tuple[os.PathLike[str], ...] = ()) -> tuple[str, ...]:
-    """Return a function that runs a command in a pod, as root."""
+    """Return a command prefix with which root runs a command in a pod."""
     require(os.geteuid() == 0, "only root can make a pod")
-    places = [f"--volume={place}" for place in (PREFIX, *map(os.fspath, volumes))]
-    return ("env", f"--chdir={ROOT}", sys.executable, "-m", "tests.pod", *options, *places, "--")
+    mounts = [f"--volume={path}" for path in (PREFIX, *map(os.fspath, volumes))]
+    return ("env", f"--chdir={ROOT}", sys.executable, "-m", "tests.pod", *options, *mounts, "--")
 
 
 @pytest.fixture
 def layout(user: User) -> pathlib.Path:
     """Make an OCI layout in which one layer deletes a file of another."""
-    place = user.home / "layout"
+    directory = user.home / "layout"
     image = images.busybox(entry("data/old", b"1"), entry("data/kept", b"2"), kinds=images.OCI)
     image.layers.append(images.Layer(images.tar([entry("data/.wh.old")])))
     blobs = [*(layer.blob for layer in image.layers), image.config(), image.manifest()]
-    images.write_layout(place, blobs, images.index([(image, {"os": "linux", "architecture": "amd64"})]))
-    (place / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
-    user.own(place)
-    return place
+    images.write_layout(directory, blobs, images.index([(image, {"os": "linux", "architecture": "amd64"})]))
+    (directory / "oci-layout").write_text(json.dumps({"imageLayoutVersion": "1.0.0"}))
+    user.own(directory)
+    return directory
 
 
-def works(user: User, prefix: tuple[str, ...], *arguments: str, ended: bool = False) -> tuple[bool, str]:
-    """Return whether penroot works in a pod, and its output: one error, unless the program itself ``ended``."""
+def works(user: User, prefix: tuple[str, ...], *arguments: str, fails_silently: bool = False) -> tuple[bool, str]:
+    """Run penroot in a pod. Return whether it succeeded, and its output.
+
+    A failure must print exactly one error. With ``fails_silently``, it must print no error: doctor prints findings.
+    """
     done = user.penroot(*arguments, prefix=prefix, cwd=ROOT, status=None)
     assert "Traceback" not in done.stderr
-    assert done.stderr.count("[ERROR]") == (done.returncode != 0 and not ended)
+    assert done.stderr.count("[ERROR]") == (done.returncode != 0 and not fails_silently)
     return done.returncode == 0, done.stdout + done.stderr
 
 
-def fixes(told: str, message: str) -> list[str]:
-    """Return the fix that ``penroot doctor`` prints for the finding with this message."""
-    lines = told.splitlines()
+def fixes(output: str, message: str) -> list[str]:
+    """Return the fixes that ``penroot doctor`` prints below the findings with this message."""
+    lines = output.splitlines()
     return [after.strip() for line, after in zip(lines, lines[1:], strict=False) if message in line]
 
 
@@ -85,24 +88,30 @@ def fixes(told: str, message: str) -> list[str]:
 def test_table_of_the_documentation(user: User, layout: pathlib.Path, image: pathlib.Path, row: list[str]) -> None:
     name, *cells, message = row[0], *row[1:4], row[4].strip("`")
     if "--host-path" in PODS[name] and not os.path.isdir("/sys/fs/cgroup/devices"):
-        pytest.skip("the device cgroup of this machine is made of eBPF")
+        pytest.skip("this machine has no device cgroup of version 1")
     prefix = pod(*PODS[name], volumes=() if name == "no volume for the store" else (user.home,))
-    of_store, out = works(user, prefix, "start", f"oci:{layout}", "ls", "/data")
-    of_file, failed = works(user, prefix, "start", str(image), "true")
-    of_its_own, refused = works(user, prefix, "start", "--pid", f"oci:{layout}", "sh", "-c", "exit $(($$ - 1))")
-    assert ["yes" if cell else "no" for cell in (of_store, of_file, of_its_own)] == cells
-    good, told = works(user, prefix, "doctor", ended=True)
-    assert message in told
-    assert good == of_store
-    if of_store:
+    starts_stored, out = works(user, prefix, "start", f"oci:{layout}", "ls", "/data")
+    starts_file, file_output = works(user, prefix, "start", str(image), "true")
+    starts_private, private_output = works(
+        user, prefix, "start", "--pid", f"oci:{layout}", "sh", "-c", "exit $(($$ - 1))"
+    )
+    assert ["yes" if cell else "no" for cell in (starts_stored, starts_file, starts_private)] == cells
+    good, report = works(user, prefix, "doctor", fails_silently=True)
+    assert message in report
+    assert good == starts_stored
+    if starts_stored:
         assert out.splitlines()[0] == "kept"
-        assert ("cannot open /dev/fuse: " in failed) == ("this pod needs the device" in failed) == (not of_file)
-        assert (HIDDEN in refused, HIDDEN in told) == (not of_its_own, not of_its_own)
-        assert of_its_own or fixes(told, HIDDEN)[0].removeprefix("fix: ") in refused
+        assert (
+            ("cannot open /dev/fuse: " in file_output)
+            == ("this pod needs the device" in file_output)
+            == (not starts_file)
+        )
+        assert (HIDDEN in private_output, HIDDEN in report) == (not starts_private, not starts_private)
+        assert starts_private or fixes(report, HIDDEN)[0].removeprefix("fix: ") in private_output
     else:
         assert message in out
         hint = out.partition("[HINT] ")[2].strip()
-        assert any(fix.removeprefix("fix: ") in hint for fix in fixes(told, message)), told
+        assert any(fix.removeprefix("fix: ") in hint for fix in fixes(report, message)), report
 
 
 @pytest.mark.parity("without /dev/fuse")
@@ -118,7 +127,7 @@ def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Pa
 
 @pytest.mark.parity("root of a pod cannot use a container to reach files that the runtime has masked")
 def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) -> None:
-    """The caller is root without CAP_SYS_ADMIN; files that the runtime has covered stay covered."""
+    """The caller is root without CAP_SYS_ADMIN. Files that the pod's runtime has covered stay covered."""
     user.uid = user.gid = 0
     user.own(user.home)
     prefix = pod(volumes=(user.home,))
@@ -142,13 +151,13 @@ def test_a_new_network_shows_the_sys_of_the_pod(user: User, rootfs: pathlib.Path
 
 @pytest.mark.parity("the socket of nvidia-persistenced")
 def test_a_socket_that_the_pod_has_read_only(user: User, rootfs: pathlib.Path) -> None:
-    """NVIDIA's toolkit mounts the socket of nvidia-persistenced in this way: a user namespace must keep the flag."""
-    place = user.home / "nvidia-persistenced"
-    place.mkdir()
+    """NVIDIA's toolkit mounts the socket in this way. A mount in a user namespace must keep the flag."""
+    directory = user.home / "nvidia-persistenced"
+    directory.mkdir()
     with socket.socket(socket.AF_UNIX) as server:
-        server.bind(str(place / "socket"))
-        prefix = pod(f"--read-only-volume={place}", volumes=(user.home,))
-        target = f"{place}/socket:/run/nvidia-persistenced/socket:x-create=file,bind,rw,nosuid,noexec,nodev,private"
+        server.bind(str(directory / "socket"))
+        prefix = pod(f"--read-only-volume={directory}", volumes=(user.home,))
+        target = f"{directory}/socket:/run/nvidia-persistenced/socket:x-create=file,bind,rw,nosuid,noexec,nodev,private"
         script = "test -S /run/nvidia-persistenced/socket && echo there"
         assert user.start("--mount", target, "box", "sh", "-c", script, prefix=prefix) == "there\n"
 
@@ -163,8 +172,8 @@ def test_fuse_overlayfs_needs_dev_fuse(user: User, rootfs: pathlib.Path) -> None
 
 
 @pytest.mark.parity("a store on the root file system of the pod")
-def test_changes_are_kept_on_a_volume_alone(user: User, layout: pathlib.Path) -> None:
-    """The store is on a volume, and containers are not."""
+def test_changes_can_be_kept_only_on_a_volume(user: User, layout: pathlib.Path) -> None:
+    """First only the store is on a volume, and then the containers too."""
     user.environ["ENROOT_CACHE_PATH"] = str(user.home / "volume/cache")
     (user.home / "volume").mkdir()
     user.own(user.home)
@@ -178,17 +187,17 @@ def test_changes_are_kept_on_a_volume_alone(user: User, layout: pathlib.Path) ->
 
 
 @pytest.mark.parity("a store on the root file system of the pod")
-def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
-    """Kubernetes creates it with mode 0777, which lets every user of the pod swap other users' files."""
+def test_emptydir_that_all_users_can_write_is_refused(user: User, rootfs: pathlib.Path) -> None:
+    """Kubernetes creates an emptyDir with mode 0777, so that every user of the pod could replace others' files."""
     require(os.geteuid() == 0, "only root can make a pod")
     os.chown(user.home, 0, 0)
     user.home.chmod(0o777)
     prefix = pod(volumes=(user.home,))
     why = f"lies in {user.home}, where others can replace it (mode 777, not sticky)"
     assert why in user.penroot("start", "box", "true", prefix=prefix, status=1).stderr
-    told = user.penroot("doctor", prefix=prefix, status=1).stdout
-    assert f"bad  containers are in {user.data}, which {why}\n     fix: chmod 1777" in told
-    assert f"bad  images are stored in {user.home}/cache, which {why}\n     fix: chmod 1777" in told
+    stdout = user.penroot("doctor", prefix=prefix, status=1).stdout
+    assert f"bad  containers are in {user.data}, which {why}\n     fix: chmod 1777" in stdout
+    assert f"bad  images are stored in {user.home}/cache, which {why}\n     fix: chmod 1777" in stdout
     user.home.chmod(0o1777)
     user.start("box", "true", prefix=prefix)
     user.penroot("doctor", prefix=prefix)
@@ -196,7 +205,7 @@ def test_an_emptydir_is_everybodys(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("settings and values for Slinky's chart")
 def test_settings_of_the_examples(user: User, layout: pathlib.Path) -> None:
-    """enroot.conf with the volume of values.yaml, as Kubernetes creates it, after its initContainer."""
+    """The example's enroot.conf works with the volume of values.yaml, after the initContainer has set its mode."""
     values = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
     for specification, container in (
         (values["nodesets"]["slinky"], "slurmd"),

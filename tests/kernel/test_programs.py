@@ -1,4 +1,4 @@
-"""The programs that hooks call, run directly by an ordinary user, as in the talk; and the static programs."""
+"""An ordinary user runs the programs that hooks call, as in the talk on enroot. The static programs are built too."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ LIBEXEC = pathlib.Path(LIBRARY) / "libexec"
 
 @pytest.fixture
 def ubuntu(user: User, rootfs: pathlib.Path) -> pathlib.Path:
-    """Return an unpacked root file system in the user's home, with the helpers on PATH."""
+    """Return a root file system in the user's home, and put penroot's programs for hooks on PATH."""
     require((LIBEXEC / "penroot-unshare").exists(), f"the helpers are not installed in {LIBEXEC}")
     path = user.home / "ubuntu"
     rootfs.rename(path)
@@ -27,7 +27,7 @@ def ubuntu(user: User, rootfs: pathlib.Path) -> pathlib.Path:
     return path
 
 
-def test_on_the_path_of_users_under_both_names(user: User) -> None:
+def test_programs_are_on_path_under_both_names(user: User) -> None:
     tools = ("unshare", "mount", "switchroot", "aufs2ovlfs", "mksquashovlfs")
     for name in tools:
         assert (pathlib.Path(PREFIX) / f"bin/penroot-{name}").resolve() == (LIBEXEC / f"penroot-{name}").resolve()
@@ -46,7 +46,7 @@ def test_on_the_path_of_users_under_both_names(user: User) -> None:
 
 
 def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
-    """Return the stdout of a shell script in ``enroot-unshare bash``."""
+    """Run a shell script in ``enroot-unshare bash``, and return its stdout."""
     return user.run(*prefix, "enroot-unshare", "bash", "-ec", script, status=status).stdout
 
 
@@ -67,7 +67,9 @@ tmpfs /run tmpfs x-create=dir,mode=700
         cat fstab | enroot-mount --root ubuntu -
         exec enroot-switchroot ubuntu sh -c 'id -u; cat /etc/host-release; chown 5:5 /tmp && echo chowned; ls -d /home'
     """
-    done = user.run("enroot-unshare", "bash", "-ec", script, status=1)  # ls of a directory that exists only on the host
+    done = user.run(
+        "enroot-unshare", "bash", "-ec", script, status=1
+    )  # 1: the last command lists a directory that exists only on the host
     assert done.stdout == "0\n" + pathlib.Path("/etc/os-release").read_text() + "chowned\n"
     assert "/home" in done.stderr
 
@@ -107,7 +109,7 @@ def test_targets_stay_beneath_the_root(user: User, ubuntu: pathlib.Path) -> None
 
 
 @pytest.mark.parametrize(
-    ("line", "said"),
+    ("line", "error"),
     [
         ("/nowhere /tmp none bind", "stdin:1: cannot mount /nowhere on /tmp: No such file"),
         ("/etc /tmp none bind,nonsense", "stdin:1: unknown mount option 'nonsense'"),
@@ -116,13 +118,13 @@ def test_targets_stay_beneath_the_root(user: User, ubuntu: pathlib.Path) -> None
         ("/etc ${x none bind", "'${' without '}'"),
     ],
 )
-def test_a_wrong_line_is_named(user: User, ubuntu: pathlib.Path, line: str, said: str) -> None:
+def test_a_wrong_line_is_named(user: User, ubuntu: pathlib.Path, line: str, error: str) -> None:
     done = user.run("enroot-unshare", "bash", "-ec", f"echo '{line}' | enroot-mount --root ubuntu -", status=1)
-    assert said in done.stderr
+    assert error in done.stderr
 
 
 @pytest.mark.parity("penroot-mount")
-def test_passes_are_done_apart(user: User, ubuntu: pathlib.Path) -> None:
+def test_passes_are_mounted_separately(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         printf '%s\\n' 'tmpfs /one tmpfs x-create=dir 0 -1' 'tmpfs /two tmpfs x-create=dir' >fstab
         enroot-mount --root ubuntu --pass -1 fstab; ls ubuntu | grep -x 'one\\|two'; enroot-mount --root ubuntu fstab
@@ -156,14 +158,14 @@ def test_switchroot_takes_an_environment_exactly(user: User, ubuntu: pathlib.Pat
 
 
 @pytest.mark.parity("penroot-launch")
-def test_launch_does_for_a_task_prolog_what_slurmstepd_would(user: User, ubuntu: pathlib.Path) -> None:
+def test_launch_starts_a_task_prolog_as_slurmstepd_does(user: User, ubuntu: pathlib.Path) -> None:
     show = "ps -o pid=,pgid= $$; for fd in 8 9; do test ! -e /proc/$$/fd/$fd || echo open; done"
     out = user.run("sh", "-c", 'exec penroot-launch slurm_script_launcher /bin/sh sh -c "$0" 8</ 9</', show).stdout
     assert len(out.split()) == 2 and len(set(out.split())) == 1
     assert "No such file" in user.run("penroot-launch", "slurm_script_launcher", "/none", "none", status=127).stderr
 
 
-def test_a_user_who_is_himself_has_no_capabilities_inside(user: User, ubuntu: pathlib.Path) -> None:
+def test_user_without_remap_has_no_capabilities_inside(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         echo '/proc /proc none x-create=dir,rbind' | enroot-mount --root ubuntu -
         exec enroot-switchroot ubuntu sh -c 'id -u; grep "CapEff\\|CapBnd\\|NoNewPrivs\\|Seccomp:" /proc/self/status'
@@ -175,7 +177,7 @@ def test_a_user_who_is_himself_has_no_capabilities_inside(user: User, ubuntu: pa
 
 @pytest.mark.parity("penroot-unshare")
 def test_new_pid_and_net_namespaces(user: User, ubuntu: pathlib.Path) -> None:
-    # If loopback is up, its ports refuse connections; otherwise they are unreachable.
+    # If the loopback interface is up, it refuses connections. Otherwise it is unreachable.
     script = "echo $$; (: < /dev/tcp/127.0.0.1/9) 2>&1 | grep -m 1 -o refused; grep -c : /proc/net/dev; exit 9"
     options = ("--user", "--remap-root", "--mount", "--pid", "--net")
     assert user.run("enroot-unshare", *options, "bash", "-c", script, status=9).stdout == "1\nrefused\n1\n"

@@ -1,4 +1,4 @@
-"""MPI without Slurm: mpirun starts penroot, and the ranks find each other and share a container."""
+"""MPI without Slurm: mpirun starts penroot. The ranks connect to each other and share a container."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ HELLO = pathlib.Path(__file__).parent.parent / "slurm/lab/hello.c"
 USR = ("--mount", "/usr:/usr")
 OPEN_MPI = ("mpirun", "--oversubscribe", "-n", "4")
 HYDRA = ("mpiexec.hydra", "-n", "4")
-# Without InfiniBand, Debian's Open MPI warns about a library at every start.
+# Open MPI of Debian warns about a missing library at every start without InfiniBand.
 QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,self", "OMPI_MCA_pml": "ob1"}
-# A rank that ends before the next one begins shares nothing: all four wait for each other.
+# All four ranks wait for each other, because a rank that ended before the next rank began would share nothing.
 SHOW = """
 import os, time
 open("/meet/" + os.environ["PMI_RANK"], "w").close()
@@ -30,7 +30,7 @@ print(*(os.readlink(f"/proc/self/ns/{kind}") for kind in ("user", "mnt")), os.en
 
 @pytest.fixture
 def mpi(user: User) -> pathlib.Path:
-    """Return a container ``mpi`` with programs and the host's libraries, like a site that mounts its own MPI."""
+    """Return the container ``mpi`` with MPI programs. Tests mount the host's /usr, as a site mounts its MPI."""
     for program in ("mpicc.openmpi", "mpirun", "mpicc.mpich", "mpiexec.hydra"):
         require(shutil.which(program), f"{program} is not installed")
     path = user.data / "mpi"
@@ -59,15 +59,15 @@ def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     done = user.run(*OPEN_MPI, *command, env=QUIET)
     assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
     assert "sum 6" in done.stdout
-    assert done.stderr == ""  # nor a warning about missing cross-memory attach
-    left = {path.name for path in (user.home / "run").iterdir()} - {"named-mpi", "servers"}  # hints for later starts
-    assert left == set()
+    assert done.stderr == ""  # also no warning about cross-memory attach
+    files = {path.name for path in (user.home / "run").iterdir()} - {"named-mpi", "servers"}  # hints for later starts
+    assert files == set()
 
 
 def test_components_of_the_launcher(user: User, mpi: pathlib.Path) -> None:
-    """Open MPI 5's mpirun restricts ranks to its component directory: Debian 13's 5.0.7 keeps it among PMIx's."""
-    there = ("-x", "OMPI_MCA_mca_base_component_path=/usr/lib/pmix")
-    done = user.run(*OPEN_MPI, *there, "penroot", "start", *USR, "mpi", "/opt/hello.openmpi", env=QUIET)
+    """mpirun of Open MPI 5 limits ranks to its component directory, which is PMIx's in Debian 13's version 5.0.7."""
+    component_path = ("-x", "OMPI_MCA_mca_base_component_path=/usr/lib/pmix")
+    done = user.run(*OPEN_MPI, *component_path, "penroot", "start", *USR, "mpi", "/opt/hello.openmpi", env=QUIET)
     assert "sum 6" in done.stdout
 
 
@@ -83,7 +83,7 @@ def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None
 def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image: str) -> None:
     (user.home / "meet").mkdir()
     user.own(user.home / "meet")
-    # A user's script between launcher and penroot does not separate the ranks.
+    # The ranks share a container even if the user's script runs between the launcher and penroot.
     command = ("sh", "-c", 'penroot start "$@"; exit $?', "sh", *USR, "--mount", f"{user.home}/meet:/meet")
     command = (*command, image, "python3", "-c", SHOW)
     lines = [line.split() for line in user.run(*HYDRA, *command).stdout.splitlines()]
@@ -105,20 +105,20 @@ RANK = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "job"}
 @pytest.mark.parity("ENROOT_MPI", "20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
 def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
     odd = "a\n'b' \"$HOME\" \\ =ü"
-    given = {"OMPI_MCA_odd": odd, "I_MPI_PIN": "1", "PMIX_SERVER_TMPDIR": "/nowhere", "OTHER": "x"}
-    given |= {"OPAL_PREFIX": "/opt/openmpi", "I_MPI_ROOT": "/opt/intel"}
+    environ = {"OMPI_MCA_odd": odd, "I_MPI_PIN": "1", "PMIX_SERVER_TMPDIR": "/nowhere", "OTHER": "x"}
+    environ |= {"OPAL_PREFIX": "/opt/openmpi", "I_MPI_ROOT": "/opt/intel"}
     show = ("--env", "I_MPI_PIN=2", "box", "cat", "/proc/self/environ")
 
-    def seen(**more: str) -> dict[str, str]:
-        pairs = user.start(*show, env={**given, **more}).split("\0")[:-1]
+    def variables(**more: str) -> dict[str, str]:
+        pairs = user.start(*show, env={**environ, **more}).split("\0")[:-1]
         return dict(pair.partition("=")[::2] for pair in pairs)
 
-    inside = seen(**RANK)
+    inside = variables(**RANK)
     assert inside["OMPI_MCA_odd"] == odd
     assert (inside["PMIX_RANK"], inside["I_MPI_PIN"]) == ("0", "2")
     assert not inside.keys() & {"OPAL_PREFIX", "I_MPI_ROOT", "OTHER"}
-    assert "OMPI_MCA_odd" not in seen()
-    assert "PMIX_RANK" not in seen(ENROOT_MPI="no", **RANK)
+    assert "OMPI_MCA_odd" not in variables()
+    assert "PMIX_RANK" not in variables(ENROOT_MPI="no", **RANK)
 
 
 @pytest.mark.parity("ENROOT_MPI")
@@ -127,23 +127,23 @@ def test_directory_of_the_launcher_is_there(user: User, rootfs: pathlib.Path) ->
     session.mkdir()
     (session / "file").touch()
     user.own(session)
-    given = {**RANK, "PMIX_SERVER_TMPDIR": str(session)}
-    assert user.start("box", "ls", f"{session}/file", env=given) == f"{session}/file\n"
-    user.penroot("start", "box", "ls", f"{session}/file", env={**given, "ENROOT_MPI": "no"}, status=1)
+    environ = {**RANK, "PMIX_SERVER_TMPDIR": str(session)}
+    assert user.start("box", "ls", f"{session}/file", env=environ) == f"{session}/file\n"
+    user.penroot("start", "box", "ls", f"{session}/file", env={**environ, "ENROOT_MPI": "no"}, status=1)
 
 
 @pytest.mark.parity("20-mpi (new): PMIx refuses root of a user namespace without MUNGE")
 def test_root_whom_pmix_would_refuse(user: User, rootfs: pathlib.Path) -> None:
-    given = {**RANK, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SECURITY_MODE": "native"}
-    done = user.penroot("start", "--root", "box", "true", env=given, status=1)
+    environ = {**RANK, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SECURITY_MODE": "native"}
+    done = user.penroot("start", "--root", "box", "true", env=environ, status=1)
     assert "[ERROR] --root: PMIx refuses" in done.stderr
     assert "omit --root" in done.stderr
-    # A shell that srun has started is a rank too, unlike the shell's children.
-    alone = user.start("--root", "box", "env", env={**given, "OMPI_COMM_WORLD_SIZE": "1"})
-    assert "PMIX_RANK" not in alone
+    # A shell that srun has started is a rank, but the shell's children are not.
+    variables = user.start("--root", "box", "env", env={**environ, "OMPI_COMM_WORLD_SIZE": "1"})
+    assert "PMIX_RANK" not in variables
 
 
-# A launcher whose ranks wait for the test's commands.
+# The beginning of a launcher's program: it starts ranks that run until end() is called
 LAUNCHER = """
 import json, os, subprocess, sys, time
 def start(rank, *arguments, **more):
@@ -159,11 +159,11 @@ WHERE = ("sh", "-c", "readlink /proc/self/ns/mnt; read line")
 
 
 def launch(user: User, script: str, *arguments: str, **env: str) -> list[object]:
-    """Run a script with LAUNCHER, and return its output as JSON."""
+    """Run LAUNCHER and a script, and return the list that the script prints as JSON."""
     done = user.run("/usr/bin/python3", "-c", LAUNCHER + script, *arguments, env=env)
-    found = json.loads(done.stdout)
-    assert isinstance(found, list)
-    return found
+    output = json.loads(done.stdout)
+    assert isinstance(output, list)
+    return output
 
 
 @pytest.mark.parity("20-mpi (new): ranks share a container")
@@ -188,7 +188,7 @@ print(json.dumps([seen, ends, line(late), end(late)]))
 
 
 @pytest.mark.parity("20-mpi (new): ranks share a container")
-def test_a_rank_that_is_killed_in_its_set_up_is_replaced(user: User, rootfs: pathlib.Path) -> None:
+def test_rank_that_is_killed_in_its_setup_is_replaced(user: User, rootfs: pathlib.Path) -> None:
     script = 'touch "$HOME/here"; while test -e "$HOME/wait"; do sleep 0.02; done'
     (user.home / "conf").write_text(f"hooks() {{ {script}; }}\n")
     (user.home / "wait").touch()
@@ -202,17 +202,17 @@ first.kill()
 os.unlink(os.environ["HOME"] + "/wait")
 print(json.dumps([[line(rank) for rank in others], [end(rank) for rank in others]]))
 """
-    where, ends = launch(user, script)
-    assert isinstance(where, list)
-    assert len(set(where)) == 1
-    assert where[0]
+    namespaces, ends = launch(user, script)
+    assert isinstance(namespaces, list)
+    assert len(set(namespaces)) == 1
+    assert namespaces[0]
     assert ends == [0, 0]
 
 
 READ = """
 import ctypes, os
 libc = ctypes.CDLL(None, use_errno=True)
-libc.prctl(0x59616d61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, where Yama restricts
+libc.prctl(0x59616d61, ctypes.c_ulong(-1))  # PR_SET_PTRACER, for Yama
 if os.environ["PMI_RANK"] == "0":
     secret = ctypes.create_string_buffer(b"in the other's memory")
     print(os.getpid(), ctypes.addressof(secret), flush=True)
@@ -254,22 +254,22 @@ asked = {
 where = {name: line(rank) for name, rank in asked.items()}
 print(json.dumps([where, [end(rank) for rank in asked.values()]]))
 """
-    where, ends = launch(user, script)
-    assert isinstance(where, dict)
-    assert ends == [0] * len(where)
-    assert where["rank"] == where["another"]  # whatever their variables are, except the rank's
+    namespaces, ends = launch(user, script)
+    assert isinstance(namespaces, dict)
+    assert ends == [0] * len(namespaces)
+    assert namespaces["rank"] == namespaces["another"]  # they share, although their variables differ
     alone = ("first", "rank", "same rank", "mount", "gpu", "no rank")
-    assert len({where[name] for name in alone}) == len(alone)
+    assert len({namespaces[name] for name in alone}) == len(alone)
 
 
-def test_records_of_launchers_that_ended_go(user: User, rootfs: pathlib.Path) -> None:
+def test_records_of_ended_launchers_are_removed(user: User, rootfs: pathlib.Path) -> None:
     launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
     (user.home / "run/ranks-of-others").touch()
     several = """
 starts = [start(0, "--mount", f"/etc:/etc{n}", "box", "true") for n in range(8)]
 print(json.dumps([[end(one) for one in starts], len([n for n in os.listdir(sys.argv[1]) if n.startswith("ranks-")])]))
 """
-    # Records of this launcher stay while it lives; eight starts sweep the first one's leftovers at once.
+    # Records of this launcher remain while it runs. Its eight starts remove the first launcher's records.
     assert launch(user, several, str(user.home / "run")) == [[0] * 8, 9]
     launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
     assert len(list((user.home / "run").glob("ranks-*"))) == 2

@@ -1,4 +1,4 @@
-"""The environment of all kinds of programs in a container, on the real kernel as an ordinary user."""
+"""What programs of an ordinary user find in a container: system call filter, limits, groups, overlays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ int main(void)
 @pytest.mark.parity("32-bit programs under the filter", "chown and set*id succeed without effect")
 @pytest.mark.parametrize("bits", [32, 64])
 def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
-    """The filter handles the calls of both, each by its own numbers."""
+    """The filter knows the system call numbers of 32-bit and of 64-bit programs."""
     compiler = shutil.which("gcc")
     require(compiler, "gcc is not installed")
     source = user.home / "calls.c"
@@ -51,7 +51,7 @@ def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
 
 @pytest.mark.parity("packages whose scripts chown", "apt-get install as root inside")
 def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
-    """Maintainer scripts of packages work in a writable container as root inside."""
+    """The commands of packages' maintainer scripts work for root in a writable container."""
     script = (
         "set -e; mkdir -p /var/lib/thing; touch /var/lib/thing/f; "
         "chown -R 101:102 /var/lib/thing; chgrp 43 /var/lib/thing/f; "
@@ -68,8 +68,8 @@ def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("options after NAME are options of the command", "options after NAME belong to the command")
 def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
-    said = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
-    assert "--env" in said and "put options before the name of the container" in said
+    stderr = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
+    assert "--env" in stderr and "put options before the name of the container" in stderr
 
 
 @pytest.mark.parity("list while processes end")
@@ -81,7 +81,7 @@ def test_list_while_processes_vanish(user: User, rootfs: pathlib.Path) -> None:
 
 
 def test_limits_and_priorities_are_the_callers(user: User, rootfs: pathlib.Path) -> None:
-    """And /dev/shm is the host's."""
+    """A container has the caller's limits and nice value, and the host's /dev/shm."""
     limits = ("--nofile=123:456", "--memlock=123456:234567", "--stack=4000000:unlimited")
     prefix = ("prlimit", *limits, "nice", "-n", "5")
     script = "cat /proc/self/limits; cut -d' ' -f19 /proc/self/stat; stat -f -c %b /dev/shm"
@@ -90,9 +90,9 @@ def test_limits_and_priorities_are_the_callers(user: User, rootfs: pathlib.Path)
     assert "123456" in inside and f"\n{os.nice(0) + 5}\n" in inside
 
 
-def test_signals_that_python_ignores_are_not_ignored(user: User, rootfs: pathlib.Path) -> None:
-    question = ("grep", "SigIgn", "/proc/self/status")
-    assert user.start("box", *question) == user.run(*question).stdout
+def test_container_does_not_ignore_signals_that_python_ignores(user: User, rootfs: pathlib.Path) -> None:
+    command = ("grep", "SigIgn", "/proc/self/status")
+    assert user.start("box", *command) == user.run(*command).stdout
 
 
 @pytest.mark.parity("a user beyond 2^31")
@@ -104,17 +104,20 @@ def test_a_user_beyond_2_31(user: User, rootfs: pathlib.Path) -> None:
 
 
 def as_root(user: User, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
-    """Run ``penroot`` as root, with root's own directories."""
+    """Run ``penroot`` as root, with a store and runtime directory of root."""
     require(os.geteuid() == 0, "needs root")
-    own = {"ENROOT_RUNTIME_PATH": str(user.home / "root-run"), "ENROOT_CACHE_PATH": str(user.home / "root-cache")}
+    directories = {
+        "ENROOT_RUNTIME_PATH": str(user.home / "root-run"),
+        "ENROOT_CACHE_PATH": str(user.home / "root-cache"),
+    }
     command = [f"{PREFIX}/bin/penroot", *arguments]
-    environ = {**user.environ, **own, **(env or {})}
+    environ = {**user.environ, **directories, **(env or {})}
     return subprocess.run(command, env=environ, capture_output=True, text=True, check=False, timeout=300)
 
 
 @pytest.mark.parity("ENROOT_ALLOW_SUPERUSER")
 @pytest.mark.parametrize("kind", ["directory", "image"])
-def test_superuser_keeps_his_privileges_where_allowed(user: User, image: pathlib.Path, kind: str) -> None:
+def test_superuser_keeps_privileges_if_allowed(user: User, image: pathlib.Path, kind: str) -> None:
     target = "box" if kind == "directory" else str(image)
     (user.data / "box/bin/chmod").symlink_to("busybox")
     script = (
@@ -138,14 +141,14 @@ def test_superuser_keeps_his_privileges_where_allowed(user: User, image: pathlib
 
 
 @pytest.mark.parity("ENROOT_ALLOW_SUPERUSER")
-def test_others_gain_nothing_where_superusers_are_allowed(user: User, rootfs: pathlib.Path) -> None:
+def test_user_gains_nothing_if_superusers_are_allowed(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("box", "readlink", "/proc/self/ns/user", env={"ENROOT_ALLOW_SUPERUSER": "y"})
     assert out.strip() != os.readlink("/proc/self/ns/user")
 
 
 @pytest.mark.parity("supplementary groups keep their access")
 def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path) -> None:
-    """The groups are unmapped, and so have no names inside, but the kernel honours them."""
+    """The user namespace does not map the groups, so they have no names. The kernel still grants their access."""
     require(os.geteuid() == 0, "needs root to have other groups")
     share = user.home / "share"
     share.mkdir()
@@ -163,7 +166,7 @@ def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path
 
 
 def test_the_group_of_the_process_is_the_user_s_inside(user: User, image: pathlib.Path) -> None:
-    """After newgrp(1), whatever passwd(5) contains: only the process's current group is mapped."""
+    """A process after newgrp(1) has another group than in passwd(5). Only the group of the process is mapped."""
     require(os.geteuid() == 0, "needs root to have another group")
     user.gid = 4242
     out = user.start(str(image), "cat", "/etc/passwd", "/etc/group")
@@ -187,20 +190,20 @@ def test_overlays_by_fuse_overlayfs(
     user: User, image: pathlib.Path, fuse_overlayfs: str, kind: str, options: tuple[str, ...]
 ) -> None:
     target = "box" if kind == "directory" else str(image)
-    own = {"ENROOT_NATIVE_OVERLAYFS": "n"}
+    environ = {"ENROOT_NATIVE_OVERLAYFS": "n"}
     script = "grep ' / ' /proc/mounts; cat /etc/hostname; touch /opt/x 2>/dev/null || echo closed"
-    lines = user.start(*options, target, "sh", "-c", script, env=own).splitlines()
+    lines = user.start(*options, target, "sh", "-c", script, env=environ).splitlines()
     assert lines[-3].startswith(fuse_overlayfs)
     assert lines[-2:] == [pathlib.Path("/etc/hostname").read_text().strip(), "closed"]
     if kind == "image":
         script = "echo new > /opt/new; rm /etc/environment; mkdir /opt/d; mv /opt/new /opt/d/old; ls /etc /opt/d"
-        out = user.start("--rw", *options, target, "sh", "-c", script, env=own)
+        out = user.start("--rw", *options, target, "sh", "-c", script, env=environ)
         assert out.endswith("/opt/d:\nold\n")
         assert "environment" not in out
 
 
-def test_fuse_overlayfs_and_the_kernel_understand_each_other(user: User, fuse_overlayfs: str) -> None:
-    """Whiteouts and opaque directories of layers and of a container, whichever implementation wrote them."""
+def test_fuse_overlayfs_and_kernel_read_each_others_changes(user: User, fuse_overlayfs: str) -> None:
+    """Both read whiteouts and opaque directories of layers, and those that either of them wrote in a container."""
     base = images.busybox(*(entry(name, b"old") for name in ("etc/gone", "old/a", "old/sub/x", "kept/y")))
     changed = [entry("etc/.wh.gone"), directory("old"), entry("old/.wh..wh..opq"), entry("old/b", b"new")]
     image = Image([*base.layers, Layer(images.tar(changed))], base.settings)
@@ -210,16 +213,16 @@ def test_fuse_overlayfs_and_the_kernel_understand_each_other(user: User, fuse_ov
         user.penroot("load", "-n", "made", f"docker://{server.host}#test/x:1", env={"ENROOT_ALLOW_HTTP": "y"})
     by_fuse, by_kernel = {"ENROOT_NATIVE_OVERLAYFS": "n"}, {"ENROOT_NATIVE_OVERLAYFS": "y"}
     look = "cd /; ls old kept; ls etc/gone first second 2>/dev/null; true"
-    for own in (by_fuse, by_kernel):
-        assert user.start("made", "sh", "-c", look, env=own).split() == ["kept:", "y", "old:", "b"]
+    for environ in (by_fuse, by_kernel):
+        assert user.start("made", "sh", "-c", look, env=environ).split() == ["kept:", "y", "old:", "b"]
     change = "/bin/busybox rm /old/b; /bin/busybox rm -r /kept; /bin/busybox mkdir /kept; echo > /first"
     user.start("--rw", "made", "sh", "-c", change, env=by_fuse)
-    for own in (by_fuse, by_kernel):
-        assert sorted(user.start("made", "sh", "-c", look, env=own).split()) == ["first", "kept:", "old:"]
+    for environ in (by_fuse, by_kernel):
+        assert sorted(user.start("made", "sh", "-c", look, env=environ).split()) == ["first", "kept:", "old:"]
     user.start("--rw", "made", "sh", "-c", "/bin/busybox rm /first; echo > /second", env=by_kernel)
-    for own in (by_fuse, by_kernel):
-        assert "second" in user.start("made", "sh", "-c", look, env=own).split()
-        assert "first" not in user.start("made", "sh", "-c", look, env=own).split()
+    for environ in (by_fuse, by_kernel):
+        assert "second" in user.start("made", "sh", "-c", look, env=environ).split()
+        assert "first" not in user.start("made", "sh", "-c", look, env=environ).split()
     user.start("--rw", "made", "sh", "-c", "/bin/busybox rm -r /old; /bin/busybox mkdir /old", env=by_fuse)
     user.penroot("export", "made", env=by_kernel)
     listed = subprocess.run(["unsquashfs", "-l", user.home / "made.sqsh"], capture_output=True, text=True, check=True)
@@ -232,8 +235,8 @@ def test_fuse_overlayfs_and_the_kernel_understand_each_other(user: User, fuse_ov
 def test_servers_of_an_overlay_end_with_the_container(user: User, image: pathlib.Path, fuse_overlayfs: str) -> None:
     user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
     with user.running("penroot", "start", str(image), "sleep", "1000"):
-        until(lambda: {*servers(user.home).values()} == {"fuse-overlayfs", "squashfuse"}, "both serve")
-    until(lambda: not servers(user.home), "both end")
+        until(lambda: {*servers(user.home).values()} == {"fuse-overlayfs", "squashfuse"}, "the start of both servers")
+    until(lambda: not servers(user.home), "the end of both servers")
 
 
 @pytest.mark.parity("ENROOT_NATIVE_OVERLAYFS")

@@ -1,4 +1,4 @@
-"""The effect of every ENROOT_* variable, and of the configuration directories of the system and the user."""
+"""The effects of the ENROOT_* variables, and of the configuration directories of the system and the user."""
 
 from __future__ import annotations
 
@@ -42,17 +42,17 @@ def test_home_by_variable(user: User, rootfs: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("ENROOT_RUNTIME_PATH")
-def test_runtime_path_holds_what_a_start_mounts(user: User, rootfs: pathlib.Path) -> None:
+def test_start_mounts_below_the_runtime_path(user: User, rootfs: pathlib.Path) -> None:
     user.write("etc/hooks.d/50-where.sh", '#!/bin/sh\necho "WHERE=$ENROOT_ROOTFS" >> "$ENROOT_ENVIRON"\n', 0o755)
-    place = user.home / "my runtime"
-    assert inside(user, "echo $WHERE", ENROOT_RUNTIME_PATH=str(place)) == f"{place}/root/box\n"
-    assert place.stat().st_mode & 0o077 == 0
+    directory = user.home / "my runtime"
+    assert inside(user, "echo $WHERE", ENROOT_RUNTIME_PATH=str(directory)) == f"{directory}/root/box\n"
+    assert directory.stat().st_mode & 0o077 == 0
     assert mounts_under(user.home) == []
 
 
 @pytest.mark.parity("ENROOT_TEMP_PATH")
-def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> None:
-    """bundle converts an image with an unsupported compression there, and removes the copy."""
+def test_bundle_uses_the_temp_path(user: User, rootfs: pathlib.Path) -> None:
+    """bundle converts an image with an unsupported compression in ENROOT_TEMP_PATH, and removes the copy."""
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
     user.own(image)
@@ -66,9 +66,9 @@ def test_temp_path_holds_what_is_temporary(user: User, rootfs: pathlib.Path) -> 
 
 @pytest.mark.parity("ENROOT_SQUASH_OPTIONS", "ENROOT_MAX_PROCESSORS", "ENROOT_DEBUG")
 def test_squash_options_and_processors_reach_mksquashfs(user: User, rootfs: pathlib.Path) -> None:
-    own = {"PENROOT_DEBUG": "1", "ENROOT_SQUASH_OPTIONS": "-comp lz4 -b 64K", "ENROOT_MAX_PROCESSORS": "3"}
-    said = user.penroot("export", "box", env=own).stderr
-    assert "-processors 3" in said and "-comp lz4 -b 64K" in said
+    environ = {"PENROOT_DEBUG": "1", "ENROOT_SQUASH_OPTIONS": "-comp lz4 -b 64K", "ENROOT_MAX_PROCESSORS": "3"}
+    stderr = user.penroot("export", "box", env=environ).stderr
+    assert "-processors 3" in stderr and "-comp lz4 -b 64K" in stderr
     shown = user.run("unsquashfs", "-s", "box.sqsh").stdout
     assert "Compression lz4" in shown and "Block size 65536" in shown
 
@@ -77,8 +77,8 @@ def test_squash_options_and_processors_reach_mksquashfs(user: User, rootfs: path
 def test_bundle_settings(user: User, image: pathlib.Path) -> None:
     user.penroot("bundle", "-o", "plain.run", str(image))
     assert "Checksum: " not in user.run("./plain.run", "--info").stdout
-    own = {"ENROOT_BUNDLE_CHECKSUM": "y", "ENROOT_BUNDLE_ALL": "y", "ENROOT_REMAP_ROOT": "y"}
-    user.penroot("bundle", "--output=all.run", str(image), env=own)
+    environ = {"ENROOT_BUNDLE_CHECKSUM": "y", "ENROOT_BUNDLE_ALL": "y", "ENROOT_REMAP_ROOT": "y"}
+    user.penroot("bundle", "--output=all.run", str(image), env=environ)
     assert "Checksum: " in user.run("./all.run", "--info").stdout
     assert user.run("./all.run", "id", "-u").stdout == "0\n"
     user.penroot("bundle", "-o", "all.run", str(image), status=1)
@@ -95,17 +95,17 @@ def test_connections_at_a_time(user: User) -> None:
     image = Image(layers(3), {"Cmd": ["/bin/sh"]})
     with serve(user.home / "registry") as server:
         server.pusher.image("test/x", "1", image)
-        together = threading.Barrier(3)
-        busy, most = 0, 0
+        barrier = threading.Barrier(3)
+        busy, max_busy = 0, 0
 
         def wait(body: bytes) -> bytes:
-            together.wait(60)  # breaks, and fails the import, with fewer parallel connections
+            barrier.wait(60)  # with fewer parallel connections, the barrier breaks and the import fails
             return body
 
         def count(body: bytes) -> bytes:
-            nonlocal busy, most
+            nonlocal busy, max_busy
             busy += 1
-            most = max(most, busy)
+            max_busy = max(max_busy, busy)
             time.sleep(0.1)
             busy -= 1
             return body
@@ -113,10 +113,14 @@ def test_connections_at_a_time(user: User) -> None:
         for connections, change in (("3", wait), ("1", count)):
             faults = [Fault(f"/blobs/{images.digest(layer.blob)}", 1, change=change) for layer in image.layers]
             with faulty(server.host, *faults) as front:
-                own = {"ENROOT_MAX_CONNECTIONS": connections, "ENROOT_MAX_PROCESSORS": "3", "ENROOT_ALLOW_HTTP": "y"}
-                own["ENROOT_CACHE_PATH"] = str(user.home / f"cache{connections}")
-                user.penroot("import", "-o", f"{connections}.sqsh", f"docker://{front.host}/test/x:1", env=own)
-        assert most == 1
+                environ = {
+                    "ENROOT_MAX_CONNECTIONS": connections,
+                    "ENROOT_MAX_PROCESSORS": "3",
+                    "ENROOT_ALLOW_HTTP": "y",
+                }
+                environ["ENROOT_CACHE_PATH"] = str(user.home / f"cache{connections}")
+                user.penroot("import", "-o", f"{connections}.sqsh", f"docker://{front.host}/test/x:1", env=environ)
+        assert max_busy == 1
 
 
 @pytest.mark.parity("ENROOT_TRANSFER_TIMEOUT")
@@ -125,9 +129,9 @@ def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
     with serve(user.home / "registry") as server:
         server.pusher.image("test/x", "1", image)
         with faulty(server.host, Fault(f"/blobs/{images.digest(image.layers[0].blob)}", 99, stall_at=0.5)) as front:
-            own = {"ENROOT_TRANSFER_TIMEOUT": "2", "ENROOT_STALL_TIMEOUT": "1", "ENROOT_TRANSFER_RETRIES": "1000"}
+            environ = {"ENROOT_TRANSFER_TIMEOUT": "2", "ENROOT_STALL_TIMEOUT": "1", "ENROOT_TRANSFER_RETRIES": "1000"}
             uri = f"docker://{front.host}/test/x:1"
-            done = user.penroot("import", "-o", "x.sqsh", uri, env={**own, "ENROOT_ALLOW_HTTP": "y"}, status=1)
+            done = user.penroot("import", "-o", "x.sqsh", uri, env={**environ, "ENROOT_ALLOW_HTTP": "y"}, status=1)
     assert "ENROOT_TRANSFER_TIMEOUT" in done.stderr
     assert not (user.home / "x.sqsh").exists()
 
@@ -135,21 +139,21 @@ def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
 @pytest.mark.parity(
     "ENROOT_LIBRARY_PATH", "ENROOT_VERSION", "hooks: executable ones only", "hooks have all capabilities"
 )
-def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathlib.Path) -> None:
+def test_hooks_of_the_site_get_the_variables_of_enroot(user: User, rootfs: pathlib.Path) -> None:
     hook = (
         "#!/bin/bash\nset -eu\nenv | grep ^ENROOT_ >&2; grep CapEff /proc/self/status >&2\n"
         'grep -q " ${ENROOT_ROOTFS} " /proc/self/mountinfo && test -d /proc/${ENROOT_PID}\n'
         'test -w "${ENROOT_ENVIRON}" -a -w "${ENROOT_MOUNTS}"\n'
     )
     user.write("etc/hooks.d/50-site.sh", hook, 0o755)
-    said = user.penroot("start", "--root", "box", "true", env={"ENROOT_MOUNT_HOME": "no"}).stderr
-    known = dict(line.split("=", 1) for line in said.splitlines() if line.startswith("ENROOT_"))
-    places = (f"{name}_PATH" for name in ("LIBRARY", "SYSCONF", "RUNTIME", "CONFIG", "CACHE", "DATA", "TEMP"))
-    names = ("PID", "ROOTFS", "ENVIRON", "MOUNTS", "VERSION", *places)
-    assert {f"ENROOT_{name}" for name in names} <= set(known)
-    assert known["ENROOT_REMAP_ROOT"] == "y"
-    assert "ENROOT_MOUNT_HOME" not in known  # as in enroot: settings that are off are not set
-    caps = next(int(line.split()[1], 16) for line in said.splitlines() if line.startswith("CapEff"))
+    stderr = user.penroot("start", "--root", "box", "true", env={"ENROOT_MOUNT_HOME": "no"}).stderr
+    variables = dict(line.split("=", 1) for line in stderr.splitlines() if line.startswith("ENROOT_"))
+    paths = (f"{name}_PATH" for name in ("LIBRARY", "SYSCONF", "RUNTIME", "CONFIG", "CACHE", "DATA", "TEMP"))
+    names = ("PID", "ROOTFS", "ENVIRON", "MOUNTS", "VERSION", *paths)
+    assert {f"ENROOT_{name}" for name in names} <= set(variables)
+    assert variables["ENROOT_REMAP_ROOT"] == "y"
+    assert "ENROOT_MOUNT_HOME" not in variables  # as in enroot, hooks do not get settings that are off
+    caps = next(int(line.split()[1], 16) for line in stderr.splitlines() if line.startswith("CapEff"))
     last = int(pathlib.Path("/proc/sys/kernel/cap_last_cap").read_text())
     assert caps == (1 << last + 1) - 1
 
@@ -159,7 +163,7 @@ def test_hooks_of_the_site_know_all_that_enroots_know(user: User, rootfs: pathli
 def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -> None:
     text = "ENROOT_REMAP_ROOT yes\n" if form == "enroot.conf" else "remap_root: yes\n"
     user.write(f"etc/{form}", text)
-    for _ in range(2):  # the second start reads the parsed copy
+    for _ in range(2):  # the second start reads the stored copy of the parsed file
         assert inside(user, "id -u") == "0\n"
     (user.home / "etc" / form).write_text(text.replace("yes", "perhaps"))
     done = user.penroot("start", "box", "true", status=1)
@@ -170,7 +174,7 @@ def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -
 
 @pytest.mark.parity("remove: stays on its file system")
 def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> None:
-    """remove does not delete files of other file systems mounted in the container, like rm --one-file-system."""
+    """Like rm --one-file-system, remove deletes no file of another file system that is mounted in the container."""
     require(os.geteuid() == 0, "mounting needs root")
     (rootfs / "mnt/other").mkdir(parents=True)
     script = (
@@ -179,15 +183,15 @@ def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> No
     )
     command = ["unshare", "--mount", "sh", "-c", script]
     done = subprocess.run(command, env=user.environ, capture_output=True, text=True, check=True)
-    status, *found = done.stdout.split()
-    assert (status, len(found)) == ("1", 1), done.stderr
+    status, *remaining = done.stdout.split()
+    assert (status, len(remaining)) == ("1", 1), done.stderr
 
 
 @pytest.mark.parity("speculation as on the host")
 def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None:
-    """The seccomp filter adds no speculation mitigations, which are the default of older kernels."""
-    question = "grep -E '^Speculation' /proc/self/status"
-    assert inside(user, question + " || true") == user.run("sh", "-c", question + " || true").stdout
+    """The seccomp filter switches on no mitigation of speculative execution. Older kernels do so by default."""
+    command = "grep -E '^Speculation' /proc/self/status"
+    assert inside(user, command + " || true") == user.run("sh", "-c", command + " || true").stdout
 
 
 @pytest.mark.parity(
@@ -197,7 +201,7 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
     "a cgroup namespace",
 )
 def test_exec_has_the_state_of_the_process(user: User, rootfs: pathlib.Path) -> None:
-    """exec takes namespaces, working directory and variables from the process."""
+    """exec gives the command the namespaces, working directory and variables of the process."""
     script = "cd /opt/work; echo ready; exec sleep 1000"
     command = ("penroot", "start", "--pid", "--net", "--ipc", "--uts", "-e", "MINE=1 2", "box", "sh", "-c", script)
     with user.running(*command, stdout=subprocess.PIPE) as process:
@@ -234,8 +238,12 @@ def test_load_by_name_architecture_and_force(user: User) -> None:
     assert user.start("own", "ls", "/").split().count("riscv") == 1
     assert "mine" not in user.start("own", "ls", "/").split()
 
+    """A token service that issues a unique token for each request."""
 
-class Anybody(Login):
+
+class UniqueTokens(Login):
+    """A token service that issues a unique token for each request."""
+
     """A token service that issues a unique token for each request."""
 
     def token(self) -> str:
@@ -245,12 +253,12 @@ class Anybody(Login):
 
 
 @pytest.mark.parity("tokens are not left in any file")
-def test_tokens_are_left_nowhere(user: User) -> None:
+def test_tokens_are_in_no_file(user: User) -> None:
     with serve(user.home / "registry") as server:
         server.pusher.image("test/x", "1", images.busybox())
-        with faulty(server.host, login=Anybody({"": ""})) as front:
-            own = {"ENROOT_ALLOW_HTTP": "y"}
-            user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/x:1", env=own)
+        with faulty(server.host, login=UniqueTokens({"": ""})) as front:
+            environ = {"ENROOT_ALLOW_HTTP": "y"}
+            user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/x:1", env=environ)
             tokens = {request.login for request in front.seen if request.authorization.startswith("Bearer ")}
     assert tokens
     shutil.rmtree(user.home / "registry")
@@ -261,29 +269,31 @@ def test_tokens_are_left_nowhere(user: User) -> None:
 
 
 @pytest.mark.parametrize(
-    "place",
+    "name",
     ["enroot.conf", "penroot.yaml", "enroot.conf.d/", "mounts.d/", "environ.d/", "hooks.d/", "mounts.d/10-site.fstab"],
 )
-def test_unreadable_settings_of_the_site_are_an_error(user: User, rootfs: pathlib.Path, place: str) -> None:
-    closed = user.home / "etc" / place
+def test_unreadable_settings_of_the_site_are_an_error(user: User, rootfs: pathlib.Path, name: str) -> None:
+    closed = user.home / "etc" / name
     closed.parent.mkdir(parents=True, exist_ok=True)
-    if place.endswith("/"):
+    if name.endswith("/"):
         closed.mkdir(0)
     else:
         closed.touch(0)
     user.own(user.home / "etc")
-    said = user.penroot("start", "box", "true", status=1).stderr
-    assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in said
-    # A closed directory is skipped: after su, the configuration may be in another user's home.
+    stderr = user.penroot("start", "box", "true", status=1).stderr
+    assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in stderr
+    # A configuration directory that the user cannot enter is skipped. After su, it can be in another user's home.
     user.penroot("start", "box", "true", env={"ENROOT_SYSCONF_PATH": str(closed / "enroot")})
 
 
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_id_in_settings_is_the_callers_in_any_namespace(user: User, image: pathlib.Path, target: str) -> None:
-    """A start reads settings before it enters its user namespaces, and mounts.d after."""
+    """A start reads the settings before it enters its user namespaces, and mounts.d afterwards."""
     user.write("etc/enroot.conf", "ENROOT_TEMP_PATH /tmp/$(id -u)-$(id -g)-$UID\n")
-    user.write("etc/mounts.d/50.fstab", "tmpfs /$(whoami) tmpfs x-create=dir\n")  # a number without a name
-    for around in ((), ("unshare", "-Urn")):
-        info = user.run(*around, "penroot", "info").stdout
+    user.write(
+        "etc/mounts.d/50.fstab", "tmpfs /$(whoami) tmpfs x-create=dir\n"
+    )  # whoami: the user has no name, so the number
+    for prefix in ((), ("unshare", "-Urn")):
+        info = user.run(*prefix, "penroot", "info").stdout
         assert f"ENROOT_TEMP_PATH=/tmp/{user.uid}-{user.uid}-{user.uid} " in info
-        user.run(*around, "penroot", "start", "--root", target, "ls", "-d", f"/{user.uid}")
+        user.run(*prefix, "penroot", "start", "--root", target, "ls", "-d", f"/{user.uid}")

@@ -21,7 +21,7 @@ KINDS = [(), ("--root",), ("--rw",), ("--root", "--rw"), ("--pid",), ("--root", 
 
 @contextlib.contextmanager
 def up(user: User, *words: str, script: str = UP, prefix: tuple[str, ...] = ()) -> Iterator[subprocess.Popen[str]]:
-    """Run a container until its stdin closes."""
+    """Run a container until its stdin gets a line or closes."""
     pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     command = (*prefix, f"{PREFIX}/bin/penroot", "start", *words, "sh", "-c", script)
     with user.running(*command, **pipes) as run:
@@ -30,13 +30,13 @@ def up(user: User, *words: str, script: str = UP, prefix: tuple[str, ...] = ()) 
 
 
 def server(user: User) -> int:
-    """Return the one server of all containers of a user."""
+    """Return the PID of the user's only FUSE server."""
     (pid,) = servers(user.home)
     return pid
 
 
 def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) -> None:
-    """With all options, each container behaves as it does alone."""
+    """With each kind of options, a container that shares the server behaves as one that is alone."""
     show = "cat /proc/self/uid_map; touch /mine && ls /; ls /proc/self/ns; cat /etc/environment"
     alone = {kind: user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout for kind in KINDS}
     with contextlib.ExitStack() as stack:
@@ -45,14 +45,14 @@ def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) 
         for kind in KINDS:
             assert user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout == alone[kind]
         assert server(user) == first
-        for run in runs:  # the first has started the server
+        for run in runs:  # end the container that has started the server first
             out, err = run.communicate("go\n", timeout=60)
             assert out.startswith("FROM_IMAGE=yes") and err == "" and run.returncode == 0
-    until(lambda: not servers(user.home), "the last one ends the server")
+    until(lambda: not servers(user.home), "the end of the server with the last container")
 
 
 def test_containers_that_start_together_share_a_server(user: User, image: pathlib.Path) -> None:
-    """Their starts also make the directory of the entries together."""
+    """The starts also create the directory of the servers' entries at the same time."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     command = (f"{PREFIX}/bin/penroot", "start", str(image), "sh", "-c", UP)
     for _ in range(10):
@@ -62,7 +62,7 @@ def test_containers_that_start_together_share_a_server(user: User, image: pathli
             for run in runs:
                 assert run.stdout is not None and run.stdout.readline() == "up\n"
             server(user)
-        until(lambda: not servers(user.home), "the last one ends the server")
+        until(lambda: not servers(user.home), "the end of the server with the last container")
 
 
 def test_exec_enters_a_container_of_a_shared_server(user: User, image: pathlib.Path) -> None:
@@ -72,8 +72,8 @@ def test_exec_enters_a_container_of_a_shared_server(user: User, image: pathlib.P
         assert user.penroot("exec", str(second.pid), "ls", "/mine").stdout == "/mine\n"
 
 
-def test_replaced_file_gets_a_server_of_its_own(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
-    """A new file of the same name, and the same file after touch(1)."""
+def test_replaced_file_gets_another_server(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
+    """Neither a new file of the same name nor the file after touch(1) uses the old server."""
     (rootfs / "etc/environment").write_text("NEW=yes\n")
     new = pack(rootfs, user.home / "new.sqsh")
     user.own(new)
@@ -89,8 +89,8 @@ def test_replaced_file_gets_a_server_of_its_own(user: User, rootfs: pathlib.Path
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
-def test_data_of_the_same_file_has_a_server_of_its_own(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
-    """It ends with the container that has mounted the data."""
+def test_data_of_the_same_file_has_another_server(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
+    """The server of the data ends with the container that has mounted the data."""
     with up(user, str(image)):
         first = server(user)
         words = (*kind, "-m", f"{image}:/mnt:sqsh", str(image), "sh", "-c", "sleep 0.3; ls /mnt/bin/sh")
@@ -101,7 +101,7 @@ def test_data_of_the_same_file_has_a_server_of_its_own(user: User, image: pathli
 
 @pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 19 $$"])
 def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path, limit: str) -> None:
-    """It could end, or be slow, for the other container too."""
+    """Because of its limits, the server could end or be slow, which would affect the other container."""
     prefix = ("sh", "-c", f'{limit} > /dev/null; exec "$@"', "sh")
     with up(user, str(image), prefix=prefix), up(user, str(image)):
         assert len(servers(user.home)) == 2
@@ -109,7 +109,7 @@ def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path,
 
 @pytest.mark.parametrize("kind", [(), ("--pid",), ("--root", "--pid")], ids=" ".join)
 def test_each_container_names_a_killed_shared_server(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
-    """Once, and the next start makes a new server."""
+    """Each container reports the killed server once. The next start starts a new server."""
     with up(user, *kind, str(image)) as first, up(user, *kind, str(image)) as second:
         os.kill(server(user), signal.SIGKILL)
         for run in (first, second):
@@ -122,7 +122,7 @@ def test_each_container_names_a_killed_shared_server(user: User, image: pathlib.
 
 
 def test_end_of_a_shared_server_is_not_named(user: User, image: pathlib.Path) -> None:
-    """It ends with the last container, which has not started it."""
+    """The server ends with the last container, also if another container has started the server."""
     for kind in KINDS:
         with up(user, str(image)) as first, up(user, *kind, str(image)) as second:
             first.communicate("go\n", timeout=60)
@@ -141,12 +141,12 @@ def test_stopped_server_is_not_joined(user: User, image: pathlib.Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_containers_share_within_a_control_group(user: User, image: pathlib.Path) -> None:
-    """A server would die with the group of another container. The groups of one step's tasks end together."""
-    places = [pathlib.Path("/sys/fs/cgroup", version) for version in ("", "pids")]  # 2 and 1
-    place = next((place for place in places if os.access(place / "cgroup.procs", os.W_OK)), None)
-    require(place, "no control group can be made")
-    assert place is not None
-    base = place / f"penroot-test-{os.getpid()}"
+    """If a control group is killed, a server in it ends. The groups of the tasks of one step end together."""
+    roots = [pathlib.Path("/sys/fs/cgroup", name) for name in ("", "pids")]  # cgroup versions 2 and 1
+    root = next((root for root in roots if os.access(root / "cgroup.procs", os.W_OK)), None)
+    require(root, "no control group can be made")
+    assert root is not None
+    base = root / f"penroot-test-{os.getpid()}"
     groups = [base / name for name in ("step_0", "step_0/task_0", "step_0/task_1", "step_1")]
     try:
         for group in (base, *groups):
@@ -174,8 +174,8 @@ def up_in(user: User, image: pathlib.Path, prefix: tuple[str, ...]) -> Iterator[
         run.communicate("go\n", timeout=60)
 
 
-def test_bundle_shares_with_its_own_kind(user: User, image: pathlib.Path) -> None:
-    """A bundle's image has an offset within its file."""
+def test_bundles_share_a_server(user: User, image: pathlib.Path) -> None:
+    """The image of a bundle begins at an offset in its file, so a server for the whole file is another server."""
     user.penroot("bundle", "-o", "own.run", str(image))
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with user.running("./own.run", "sh", "-c", UP, **pipes) as run:
@@ -185,7 +185,7 @@ def test_bundle_shares_with_its_own_kind(user: User, image: pathlib.Path) -> Non
 
 
 def test_few_open_files_are_no_failure(user: User, image: pathlib.Path) -> None:
-    """A start that cannot share a server works, or fails with the error of a start alone."""
+    """With few descriptors, a start beside another container works or fails as a start that is alone."""
     assert shutil.which("bash")
     for limit in (7, 8, 9, 10, 12, 16):
         prefix = ("bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash")

@@ -41,13 +41,13 @@ int main(void)
 }
 """
 CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-# Handles SIGINT, and keeps the default action of SIGTSTP.
+# A program that handles SIGINT, and keeps the default action of SIGTSTP
 LOOP = "trap 'echo interrupted; exit 3' INT; echo started; while :; do sleep 0.1; done"
 
 
 @pytest.fixture
 def box(user: User, tmp_path: pathlib.Path) -> User:
-    """Return a user with a container ``box`` and a program that prints the signals that it gets."""
+    """Return a user with the container ``box``, whose program ``catcher`` prints each signal that it gets."""
     busybox_rootfs(user.data / "box")
     source = tmp_path / "catcher.c"
     source.write_text(CATCHER)
@@ -58,7 +58,7 @@ def box(user: User, tmp_path: pathlib.Path) -> User:
 
 @contextlib.contextmanager
 def command(user: User, verb: str, *words: str) -> Iterator[list[str]]:
-    """Return the command line that runs ``words`` in a new PID namespace, or by exec in a running one."""
+    """Return the command line that runs ``words`` in a new PID namespace, or with exec in that of a container."""
     if verb == "start":
         yield user.command("penroot", "start", "--pid", "box", *words)
         return
@@ -69,7 +69,7 @@ def command(user: User, verb: str, *words: str) -> Iterator[list[str]]:
 
 @contextlib.contextmanager
 def running(words: list[str], user: User) -> Iterator[subprocess.Popen[str]]:
-    """Run the signal-printing program in a container until the ``with`` block ends; wait for its first line."""
+    """Run a command that starts ``catcher``, and wait for its first line. Kill the command at the end of the block."""
     with subprocess.Popen(words, env=user.environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "ready\n"
@@ -133,7 +133,7 @@ def test_program_ends_with_a_killed_caller(box: User, verb: str) -> None:
 
 
 def is_gone(process: TextIO) -> bool:
-    """Return whether a process has ended, through an open file of its /proc."""
+    """Return whether a process has ended. ``process`` is an open file of its /proc directory."""
     try:
         process.seek(0)
         return not process.read()
@@ -143,7 +143,7 @@ def is_gone(process: TextIO) -> bool:
 
 @pytest.mark.parametrize("verb", ["start", "exec"])
 def test_terminal_stops_continues_and_interrupts(box: User, verb: str) -> None:
-    """Ctrl-Z, fg and Ctrl-C in an interactive shell."""
+    """Ctrl-Z, fg and Ctrl-C work in an interactive shell."""
     with command(box, verb, "sh", "-c", LOOP) as words, Terminal(["sh", "-i"], env=box.environ) as terminal:
         terminal.type(shlex.join(words) + "\n")
         terminal.read_until("started\n")
@@ -172,7 +172,7 @@ def test_window_size_reaches_the_program_once(box: User, verb: str) -> None:
 
 
 def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
-    """An alarm, SIGIO or SIGXCPU goes to one process, while a terminal's signals go to the whole group."""
+    """The kernel sends SIGIO, like SIGALRM and SIGXCPU, to one process. A terminal's signals go to the whole group."""
     with command(box, "start", "catcher") as words, running(words, box) as process:
         read, write = os.pipe()
         fcntl.fcntl(read, fcntl.F_SETOWN, process.pid)
@@ -183,7 +183,7 @@ def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
         os.close(write)
 
 
-# The parent is killed before its child can request to end with it.
+# The parent is killed before its child can ask the kernel for a signal at the end of the parent.
 ORPHAN = """
 import os, time
 from enroot_py.runtime import supervise

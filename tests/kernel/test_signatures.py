@@ -1,4 +1,4 @@
-"""Images that a policy requires to be signed, with a real registry, as an ordinary user."""
+"""An ordinary user starts images of a real registry under policies that require signatures."""
 
 from __future__ import annotations
 
@@ -50,21 +50,21 @@ def registry(registry: Server) -> Server:
     return registry
 
 
-def wanted(*keys: Path, identity: dict[str, str] | None = REPOSITORY) -> dict[str, Any]:
+def signed_by(*keys: Path, identity: dict[str, str] | None = REPOSITORY) -> dict[str, Any]:
     named = {"keyPath": str(keys[0])} if len(keys) == 1 else {"keyPaths": [str(key) for key in keys]}
     return {"type": "sigstoreSigned", **named, **({"signedIdentity": identity} if identity else {})}
 
 
 def write(user: User, default: object, **transports: object) -> Path:
-    """Write the policy of the settings directory; ``default`` and the scopes hold one or several requirements."""
+    """Write the system's policy.json. ``default`` and each scope are a requirement or a list of requirements."""
 
-    def several(what: object) -> object:
-        return what if isinstance(what, list) else [what]
+    def as_list(requirements: object) -> object:
+        return requirements if isinstance(requirements, list) else [requirements]
 
     policy = {
-        "default": several(default),
+        "default": as_list(default),
         "transports": {
-            name.replace("_", "-"): {scope: several(what) for scope, what in scopes.items()}
+            name.replace("_", "-"): {scope: as_list(requirements) for scope, requirements in scopes.items()}
             for name, scopes in transports.items()
             if isinstance(scopes, dict)
         },
@@ -85,24 +85,22 @@ def key(user: User) -> Path:
 
 @pytest.mark.parity("signatures beside the image", "refused before anything is unpacked")
 def test_a_signed_image_starts_and_others_do_not(user: User, registry: Server, key: Path) -> None:
-    path = write(user, wanted(key))
+    path = write(user, signed_by(key))
     assert user.start(f"docker://{registry.host}/test/good:1", "cat", "/number") == "1"
     for name, why in (("plain", "it has no signature"), ("other", "none of 1 signature is by")):
-        said = user.penroot("start", f"docker://{registry.host}/test/{name}:1", "true", status=1).stderr
-        assert said.startswith(f"[ERROR] {registry.host}/test/{name}:1 ("), said
-        assert f"is not signed as {path}: default[0] (default) requires: {why}" in said and "\n[HINT] " in said
-        assert len(said.splitlines()) == 2
+        stderr = user.penroot("start", f"docker://{registry.host}/test/{name}:1", "true", status=1).stderr
+        assert stderr.startswith(f"[ERROR] {registry.host}/test/{name}:1 ("), stderr
+        assert f"is not signed as {path}: default[0] (default) requires: {why}" in stderr and "\n[HINT] " in stderr
+        assert len(stderr.splitlines()) == 2
     assert len(list((user.home / "cache/layers").iterdir())) == 2  # nothing else was unpacked
 
 
 @pytest.mark.parity("refused before anything is unpacked")
 @pytest.mark.parametrize("verb", ["create", "load", "import"])
-def test_no_verb_makes_something_of_an_image_that_is_not_signed(
-    user: User, registry: Server, key: Path, verb: str
-) -> None:
-    write(user, wanted(key))
-    said = user.penroot(verb, f"docker://{registry.host}/test/plain:1", status=1).stderr
-    assert "it has no signature" in said
+def test_no_verb_stores_an_unsigned_image(user: User, registry: Server, key: Path, verb: str) -> None:
+    write(user, signed_by(key))
+    stderr = user.penroot(verb, f"docker://{registry.host}/test/plain:1", status=1).stderr
+    assert "it has no signature" in stderr
     assert not list((user.home / "cache/images").iterdir()) and not list(user.home.glob("*.sqsh"))
     assert not user.data.exists() or not [path for path in user.data.iterdir() if not path.name.startswith(".")]
 
@@ -110,15 +108,15 @@ def test_no_verb_makes_something_of_an_image_that_is_not_signed(
 @pytest.mark.parity("an image is verified again at each use")
 @pytest.mark.security("S2")
 def test_image_is_verified_at_each_use_without_its_registry(user: User, registry: Server, key: Path) -> None:
-    """With the current rules and keys: the registry is down, and gets no request."""
-    write(user, wanted(key))
+    """The current rules and keys apply. The registry gets no request."""
+    write(user, signed_by(key))
     digest = user.penroot("digest", f"docker://{registry.host}/test/good:1").stdout.strip()
     with faulty(registry.host) as front:
         pinned = f"docker://{front.host}/test/good@{digest}"
         mirror = f"{front.host} mirror={registry.host}\n"
         (user.home / "etc/registries.conf").write_text(mirror)
         identity = {"type": "exactRepository", "dockerRepository": f"{registry.host}/test/good"}
-        path = write(user, wanted(key, identity=identity))
+        path = write(user, signed_by(key, identity=identity))
         assert user.start(pinned, "cat", "/number") == "1"
         user.penroot("create", "--name", "box", pinned)
         (user.home / "etc/registries.conf").unlink()
@@ -126,17 +124,17 @@ def test_image_is_verified_at_each_use_without_its_registry(user: User, registry
         assert user.start(pinned, "cat", "/number") == "1"
         assert user.start("box", "cat", "/number") == "1"
         assert front.seen == []
-        write(user, wanted(OTHER.write(user.home / "etc/keys/other.pub"), identity=identity))
+        write(user, signed_by(OTHER.write(user.home / "etc/keys/other.pub"), identity=identity))
         for target in (pinned, "box"):
-            said = user.penroot("start", target, "true", status=1).stderr
-            assert f"is not signed as {path}: default[0] (default) requires: none of 1 signature is by" in said
+            stderr = user.penroot("start", target, "true", status=1).stderr
+            assert f"is not signed as {path}: default[0] (default) requires: none of 1 signature is by" in stderr
 
 
 @pytest.mark.parity("an image is verified again at each use")
-def test_an_image_that_was_stored_before_there_was_a_policy(user: User, registry: Server, key: Path) -> None:
+def test_image_stored_before_the_policy_is_verified(user: User, registry: Server, key: Path) -> None:
     for name in ("good", "plain"):
         user.penroot("create", "--name", name, f"docker://{registry.host}/test/{name}:1")
-    write(user, wanted(key))
+    write(user, signed_by(key))
     assert user.start("good", "cat", "/number") == "1"
     assert user.start(f"docker://{registry.host}/test/good:1", "cat", "/number") == "1"
     for target in ("plain", f"docker://{registry.host}/test/plain:1"):
@@ -149,57 +147,57 @@ def test_an_image_that_was_stored_before_there_was_a_policy(user: User, registry
 
 @pytest.mark.parity("a signature for another tag")
 def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: Server, key: Path) -> None:
-    """The right key made all of the wrong signatures."""
+    """The wrong signatures are by the right key."""
     image = images.busybox(entry("number", b"7"), kinds=OCI)
-    here, digest = f"{registry.host}/test/tagged", image.digest()
+    repository, digest = f"{registry.host}/test/tagged", image.digest()
     registry.pusher.image("test/tagged", "1", image)
     registry.pusher.image("test/tagged", "2", image)
-    uri = f"docker://{here}"
-    exact = write(user, wanted(key, identity=None))
-    for reference, of, start, why in (
-        (here, digest, "1", f"its signature is for {here}, not for {here}:1"),
-        (f"{here}:1", digest, "1", ""),
-        (f"{here}:1", digest, "2", f"its signature is for {here}:1, not for {here}:2"),
+    uri = f"docker://{repository}"
+    exact = write(user, signed_by(key, identity=None))
+    for reference, signed_digest, tag, why in (
+        (repository, digest, "1", f"its signature is for {repository}, not for {repository}:1"),
+        (f"{repository}:1", digest, "1", ""),
+        (f"{repository}:1", digest, "2", f"its signature is for {repository}:1, not for {repository}:2"),
         (f"{registry.host}/test/good:1", digest, "1", f"its signature is for {registry.host}/test/good:1, not for "),
-        (f"{here}:1", "sha256:" + 64 * "0", "1", f"its signature is for sha256:{64 * '0'}"),
+        (f"{repository}:1", "sha256:" + 64 * "0", "1", f"its signature is for sha256:{64 * '0'}"),
     ):
-        data = payload(reference, of)
+        data = payload(reference, signed_digest)
         push(registry.pusher, "test/tagged", digest, [(data, SIGNER.sign(data))])
         user.run("rm", "-rf", str(user.home / "cache"))
-        done = user.penroot("start", f"{uri}:{start}", "cat", "/number", status=1 if why else 0)
+        done = user.penroot("start", f"{uri}:{tag}", "cat", "/number", status=1 if why else 0)
         assert done.stdout == ("" if why else "7")
         assert not why or f"{exact}: default[0] (default) requires: {why}" in done.stderr
-    write(user, wanted(key))  # matchRepository
-    sign(registry.pusher, "test/tagged", digest, SIGNER, f"{here}:1")
+    write(user, signed_by(key))  # matchRepository
+    sign(registry.pusher, "test/tagged", digest, SIGNER, f"{repository}:1")
     for target in (f"{uri}:2", f"{uri}@{digest}"):
         assert user.start(target, "cat", "/number") == "7"
 
 
 @pytest.mark.parity("signatures of an index")
-def test_a_signature_of_an_index_is_one_of_the_images_in_it(user: User, registry: Server, key: Path) -> None:
-    write(user, wanted(key))
-    here, other = (images.busybox(entry("number", number), kinds=OCI) for number in (b"8", b"9"))
-    for image in (here, other):
+def test_signature_of_an_index_covers_its_images(user: User, registry: Server, key: Path) -> None:
+    write(user, signed_by(key))
+    mine, other = (images.busybox(entry("number", number), kinds=OCI) for number in (b"8", b"9"))
+    for image in (mine, other):
         registry.pusher.image("test/index", "", image)
-    index = images.index([(here, {"os": "linux", "architecture": "amd64"})])
-    named = registry.pusher.manifest("test/index", "1", index)
-    sign(registry.pusher, "test/index", named, SIGNER, f"{registry.host}/test/index")
+    index = images.index([(mine, {"os": "linux", "architecture": "amd64"})])
+    index_digest = registry.pusher.manifest("test/index", "1", index)
+    sign(registry.pusher, "test/index", index_digest, SIGNER, f"{registry.host}/test/index")
     uri = f"docker://{registry.host}/test/index"
     assert user.start(f"{uri}:1", "cat", "/number") == "8"
-    assert user.start(f"{uri}@{named}", "cat", "/number") == "8"
+    assert user.start(f"{uri}@{index_digest}", "cat", "/number") == "8"
     assert user.start(f"{uri}:1", "cat", "/number") == "8"  # from the store
-    # Its own digest addresses one image, so no index is searched.
+    # The digest of the image addresses no index, so no signature of an index is searched.
     user.run("rm", "-rf", str(user.home / "cache"))
-    assert "no signature" in user.penroot("start", f"{uri}@{here.digest()}", "true", status=1).stderr
-    # Another index with another image.
+    assert "no signature" in user.penroot("start", f"{uri}@{mine.digest()}", "true", status=1).stderr
+    # The second index, with another image, has no signature.
     registry.pusher.manifest("test/index", "2", images.index([(other, {"os": "linux", "architecture": "amd64"})]))
     assert "no signature" in user.penroot("start", f"{uri}:2", "true", status=1).stderr
 
 
 @pytest.mark.parity("signatures beside the image")
 def test_signatures_among_the_referrers(user: User, registry: Server, key: Path) -> None:
-    """Through the tag for older registries: OCI distribution specification, "Referrers Tag Schema"."""
-    write(user, wanted(key))
+    """Older registries list referrers under a tag: OCI distribution specification, "Referrers Tag Schema"."""
+    write(user, signed_by(key))
     image = images.busybox(entry("number", b"5"), kinds=OCI)
     digest = registry.pusher.image("test/referred", "1", image)
     data = payload(f"{registry.host}/test/referred", digest)
@@ -218,19 +216,19 @@ def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
     push_bundles(registry.pusher, "test/bundled", digest, [attested])
     uri = f"docker://{registry.host}/test/bundled:1"
     digest_only = {"type": "digestOnly"}
-    write(user, wanted(key, identity=digest_only))
+    write(user, signed_by(key, identity=digest_only))
     assert "not an image signature" in user.penroot("start", uri, "true", status=1).stderr
     push_bundles(registry.pusher, "test/bundled", digest, [attested, bundle(OTHER, statement(digest))])
     assert "not an image signature" in user.penroot("start", uri, "true", status=1).stderr
     good = bundle(SIGNER, statement(digest))
     push_bundles(registry.pusher, "test/bundled", digest, [attested, bundle(OTHER, statement(digest)), good])
-    write(user, wanted(key))
-    said = user.penroot("start", uri, "true", status=1).stderr
-    assert "the signature names no image, as with cosign 3: use signedIdentity digestOnly" in said
-    write(user, wanted(key, identity=digest_only))
+    write(user, signed_by(key))
+    stderr = user.penroot("start", uri, "true", status=1).stderr
+    assert "the signature names no image, as with cosign 3: use signedIdentity digestOnly" in stderr
+    write(user, signed_by(key, identity=digest_only))
     assert user.start(uri, "cat", "/number") == "6"
     shown = json.loads(user.penroot("inspect", "--signatures", uri).stdout)
-    mine = [one for one in shown["signatures"] if one["key"]]
+    mine = [signature for signature in shown["signatures"] if signature["key"]]
     assert {"for": None, "digest": digest, "key": str(key)} in mine and shown["admitted"]
     # The stored signature needs no registry.
     registry.pusher.manifest("test/bundled", digest.replace(":", "-"), json.dumps(EMPTY).encode())
@@ -240,35 +238,35 @@ def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
 EMPTY = {"schemaVersion": 2, "mediaType": OCI["index"], "manifests": []}
 
 
-def test_rules_of_places_go_before_the_default(user: User, registry: Server, key: Path) -> None:
-    here = registry.host
-    path = write(user, REJECT, docker={f"{here}/test": wanted(key), f"{here}/test/plain": ACCEPT})
-    assert user.start(f"docker://{here}/test/good:1", "cat", "/number") == "1"
-    assert user.start(f"docker://{here}/test/plain:1", "cat", "/number") == "2"
-    assert "not signed" in user.penroot("start", f"docker://{here}/test/other:1", "true", status=1).stderr
-    write(user, ACCEPT, docker={f"{here}/test/good": [wanted(key), REJECT]})
-    said = user.penroot("start", f"docker://{here}/test/good:1", "true", status=1).stderr
-    place = f'transports.docker["{here}/test/good"][1]'
-    assert f"is rejected by {path}: {place} (docker: {here}/test/good)" in said
-    assert user.start(f"docker://{here}/test/other:1", "cat", "/number") == "3"
+def test_rules_of_scopes_take_precedence_over_the_default(user: User, registry: Server, key: Path) -> None:
+    host = registry.host
+    path = write(user, REJECT, docker={f"{host}/test": signed_by(key), f"{host}/test/plain": ACCEPT})
+    assert user.start(f"docker://{host}/test/good:1", "cat", "/number") == "1"
+    assert user.start(f"docker://{host}/test/plain:1", "cat", "/number") == "2"
+    assert "not signed" in user.penroot("start", f"docker://{host}/test/other:1", "true", status=1).stderr
+    write(user, ACCEPT, docker={f"{host}/test/good": [signed_by(key), REJECT]})
+    stderr = user.penroot("start", f"docker://{host}/test/good:1", "true", status=1).stderr
+    rule = f'transports.docker["{host}/test/good"][1]'
+    assert f"is rejected by {path}: {rule} (docker: {host}/test/good)" in stderr
+    assert user.start(f"docker://{host}/test/other:1", "cat", "/number") == "3"
 
 
 @pytest.mark.parity("squashfs files, bcast:")
 def test_files_and_directories_have_no_signature(user: User, registry: Server, key: Path, image: Path) -> None:
-    """Their path is matched: in the scope squashfs for squashfs files, and in dir for plain containers."""
+    """Rules match the path of a squashfs file in the transport squashfs, and that of a plain container in dir."""
     user.penroot("create", "--name", "plain", str(image))
     user.penroot("import", "-o", "made.sqsh", f"docker://{registry.host}/test/good:1")
-    write(user, wanted(key))
+    write(user, signed_by(key))
     for target in ("./box.sqsh", "./made.sqsh", "plain", "box"):
-        said = user.penroot("start", target, "true", status=1).stderr
-        assert "lacks the required signature by" in said and "[HINT] start a signed registry image" in said
+        stderr = user.penroot("start", target, "true", status=1).stderr
+        assert "lacks the required signature by" in stderr and "[HINT] start a signed registry image" in stderr
     assert "lacks the required signature" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
     (user.home / "link.sqsh").symlink_to("box.sqsh")
     write(user, REJECT, squashfs={str(image): ACCEPT}, dir={str(user.data): ACCEPT})
     for target in ("./box.sqsh", "./link.sqsh", "plain", "box"):
         user.start(target, "true")
-    said = user.penroot("start", "./made.sqsh", "true", status=1).stderr
-    assert said.startswith(f"[ERROR] {user.home}/made.sqsh is rejected by ")
+    stderr = user.penroot("start", "./made.sqsh", "true", status=1).stderr
+    assert stderr.startswith(f"[ERROR] {user.home}/made.sqsh is rejected by ")
     write(user, ACCEPT, squashfs={"": REJECT}, dir={str(user.data / "box"): REJECT})
     user.start("plain", "true")
     for target in ("box", "./box.sqsh"):
@@ -283,7 +281,7 @@ def test_layouts_and_archives_by_their_transport(user: User, registry: Server, k
     user.run("skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", source, "oci:layout:one")
     write(user, ACCEPT, oci={"": REJECT})
     assert "is rejected by" in user.penroot("start", "oci:layout:one", "true", status=1).stderr
-    write(user, wanted(key))
+    write(user, signed_by(key))
     assert "lacks the required signature" in user.penroot("create", "--name", "x", "oci:layout:one", status=1).stderr
     write(user, REJECT, oci={f"{user.home}/layout:one": ACCEPT})
     user.penroot("create", "--name", "x", "oci:layout:one")
@@ -294,20 +292,20 @@ def test_layouts_and_archives_by_their_transport(user: User, registry: Server, k
 
 @pytest.mark.parity("inspect --signatures")
 def test_inspect_shows_who_has_signed(user: User, registry: Server, key: Path) -> None:
-    path = write(user, wanted(key))
+    path = write(user, signed_by(key))
 
     def shown(name: str) -> Any:
         return json.loads(user.penroot("inspect", "--signatures", f"docker://{registry.host}/test/{name}:1").stdout)
 
     good, other, plain = shown("good"), shown("other"), shown("plain")
-    its = {"for": f"{registry.host}/test/good", "digest": good["digest"], "key": str(key)}
+    signature = {"for": f"{registry.host}/test/good", "digest": good["digest"], "key": str(key)}
     rule = {"where": f"{path}: default[0]", "scope": "default", "type": "sigstoreSigned"}
-    assert good["admitted"] and good["signatures"] == [its] and good["rules"] == [{**rule, "satisfied": True}]
-    assert not other["admitted"] and [one["key"] for one in other["signatures"]] == [None]
+    assert good["admitted"] and good["signatures"] == [signature] and good["rules"] == [{**rule, "satisfied": True}]
+    assert not other["admitted"] and [each["key"] for each in other["signatures"]] == [None]
     assert plain["signatures"] == [] and plain["rules"] == [{**rule, "satisfied": False, "why": "it has no signature"}]
     path.unlink()
     without = shown("good")
-    assert without["admitted"] and without["rules"] == [] and without["signatures"] == [{**its, "key": None}]
+    assert without["admitted"] and without["rules"] == [] and without["signatures"] == [{**signature, "key": None}]
     assert "it is not a registry image" in user.penroot("inspect", "--signatures", "oci:x", status=1).stderr
 
 
@@ -319,70 +317,70 @@ def test_info_and_explain_name_the_policy(user: User) -> None:
 
 
 def test_doctor_reads_the_policy_and_its_keys(user: User, key: Path) -> None:
-    path = write(user, wanted(key), docker={"reg.site": [wanted(key), REJECT]})
+    path = write(user, signed_by(key), docker={"reg.site": [signed_by(key), REJECT]})
     assert f"ok   {path} controls image admission with 2 keys" in user.run("sh", "-c", "penroot doctor; :").stdout
     key.write_text("none")
-    said = user.penroot("doctor", status=1).stdout
-    assert f"bad  no image is admitted: {path}: default[0].keyPath: {key} is not a public key\n     fix: " in said
+    stdout = user.penroot("doctor", status=1).stdout
+    assert f"bad  no image is admitted: {path}: default[0].keyPath: {key} is not a public key\n     fix: " in stdout
 
 
 @pytest.mark.parity("a user's own policy")
-def test_the_users_own_policy_comes_to_that_of_the_site(user: User, registry: Server, key: Path) -> None:
-    write(user, wanted(key), docker={f"{registry.host}/test/plain": ACCEPT})
-    own = user.home / ".config/enroot/policy.json"
-    own.parent.mkdir(parents=True)
-    own.write_text(json.dumps({"default": [REJECT], "transports": {"docker": {f"{registry.host}": [ACCEPT]}}}))
+def test_policies_of_user_and_site_apply_together(user: User, registry: Server, key: Path) -> None:
+    write(user, signed_by(key), docker={f"{registry.host}/test/plain": ACCEPT})
+    user_policy = user.home / ".config/enroot/policy.json"
+    user_policy.parent.mkdir(parents=True)
+    user_policy.write_text(json.dumps({"default": [REJECT], "transports": {"docker": {f"{registry.host}": [ACCEPT]}}}))
     user.own(user.home / ".config")
     user.start(f"docker://{registry.host}/test/good:1", "true")
-    own.write_text(json.dumps({"default": [REJECT]}))
-    said = user.penroot("start", f"docker://{registry.host}/test/plain:1", "true", status=1).stderr
-    assert f"is rejected by {own}: default[0] (default)" in said
+    user_policy.write_text(json.dumps({"default": [REJECT]}))
+    stderr = user.penroot("start", f"docker://{registry.host}/test/plain:1", "true", status=1).stderr
+    assert f"is rejected by {user_policy}: default[0] (default)" in stderr
 
 
 @pytest.mark.parity("mirrors, and renamed registries")
 def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: Server, key: Path) -> None:
-    """The user's name of the image is its identity, and the mirror has the signatures too."""
-    write(user, wanted(key, identity={"type": "matchRepository"}))
+    """The signature must name the image as the user does. The mirror also serves the signatures."""
+    write(user, signed_by(key, identity={"type": "matchRepository"}))
     image = images.busybox(entry("number", b"6"), kinds=OCI)
     digest = registry.pusher.image("hub/their/box", "1", image)
     sign(registry.pusher, "hub/their/box", digest, SIGNER, "their.example/their/box")
     (user.home / "etc/registries.conf").write_text(f"their.example mirror={registry.host}/hub\n")
     assert user.start("docker://their.example/their/box:1", "cat", "/number") == "6"
-    said = user.penroot("start", f"docker://{registry.host}/hub/their/box:1", "true", status=1).stderr
-    assert "its signature is for their.example/their/box" in said
+    stderr = user.penroot("start", f"docker://{registry.host}/hub/their/box:1", "true", status=1).stderr
+    assert "its signature is for their.example/their/box" in stderr
     remapped = {"type": "remapIdentity", "prefix": f"{registry.host}/hub", "signedPrefix": "their.example"}
     sign(registry.pusher, "hub/their/box", digest, SIGNER, "their.example/their/box:1")
-    write(user, wanted(key, identity=remapped))
+    write(user, signed_by(key, identity=remapped))
     assert user.start(f"docker://{registry.host}/hub/their/box:1", "cat", "/number") == "6"
 
 
 @pytest.mark.parity("registries.d of podman and skopeo")
 def test_registries_d_can_switch_attachments_off(user: User, registry: Server, key: Path) -> None:
-    """By the narrowest scope that has the key, in the user's directory before the system's."""
-    write(user, wanted(key))
-    uri, place = f"docker://{registry.host}/test/good:1", ".config/containers/registries.d"
+    """The narrowest scope that has the key decides. The user's directory takes precedence over the system's."""
+    write(user, signed_by(key))
+    uri, directory = f"docker://{registry.host}/test/good:1", ".config/containers/registries.d"
 
     def sections(default: bool, **scopes: bool) -> str:
-        docker = {f"{registry.host}/{name}": {"use-sigstore-attachments": word} for name, word in scopes.items()}
+        docker = {f"{registry.host}/{name}": {"use-sigstore-attachments": value} for name, value in scopes.items()}
         return json.dumps({"default-docker": {"use-sigstore-attachments": default}, "docker": docker})
 
-    path = user.write(f"{place}/here.yaml", sections(True, test=False))
+    path = user.write(f"{directory}/here.yaml", sections(True, test=False))
     done = user.penroot("start", uri, "true", status=1)
     assert "it has no signature" in done.stderr and f"{path}: use-sigstore-attachments is false" in done.stderr
     user.write(
-        f"{place}/other.yaml", json.dumps({"docker": {f"{registry.host}/test/good": {"lookaside": "file:///x"}}})
+        f"{directory}/other.yaml", json.dumps({"docker": {f"{registry.host}/test/good": {"lookaside": "file:///x"}}})
     )
     assert "it has no signature" in user.penroot("start", uri, "true", status=1).stderr
-    user.write(f"{place}/here.yaml", sections(False, test=True))
+    user.write(f"{directory}/here.yaml", sections(False, test=True))
     assert user.start(uri, "cat", "/number") == "1"
     user.run("rm", "-rf", str(user.home / "cache"))
-    user.write(f"{place}/other.yaml", sections(True))
-    said = user.penroot("start", uri, "true", status=1).stderr
-    assert f"{place}/other.yaml: default-docker is also in {path}" in said
+    user.write(f"{directory}/other.yaml", sections(True))
+    stderr = user.penroot("start", uri, "true", status=1).stderr
+    assert f"{directory}/other.yaml: default-docker is also in {path}" in stderr
 
 
 class Skopeo:
-    """An independent program that signs, and verifies with the same policies: skopeo(1), containers-registries.d(5)."""
+    """skopeo(1) as an independent program that signs images, and verifies them with the same policies."""
 
     def __init__(self, user: User, registry: Server) -> None:
         require(shutil.which("skopeo"), "skopeo is not installed")
@@ -399,13 +397,13 @@ class Skopeo:
         key += ("--sign-passphrase-file", str(self._user.home / "passphrase"))
         plain = ("--src-tls-verify=false", "--dest-tls-verify=false")
         words = ("--insecure-policy", *self._words, "copy", "-q", *plain, *key, source, target)
-        said = self._user.run("sh", "-c", '"$@" || echo failed', "sh", "skopeo", *words)
-        if "sigstore disabled" in said.stderr:
-            pytest.skip("Debian 12 has switched off what skopeo knows of sigstore: make matrix has others")
-        assert not said.stdout, said.stderr
+        done = self._user.run("sh", "-c", '"$@" || echo failed', "sh", "skopeo", *words)
+        if "sigstore disabled" in done.stderr:
+            pytest.skip("skopeo of Debian 12 is built without sigstore: make matrix tests other releases")
+        assert not done.stdout, done.stderr
 
     def knows_fulcio(self, path: Path) -> bool:
-        """Return whether this skopeo reads a policy with an identity: from version 1.10 on."""
+        """Return whether this skopeo can read a policy with keyless identities, as versions from 1.10 can."""
         words = ("--policy", str(path), "copy", "-q", "dir:/none", "dir:/none")
         return "fulcio" not in self._user.run("skopeo", *words, status=None).stderr
 
@@ -420,14 +418,16 @@ class Skopeo:
 
 @pytest.mark.parity("signatures of cosign and skopeo by key")
 def test_signatures_of_skopeo_are_accepted(user: User, registry: Server, key: Path) -> None:
-    """With a tag, so that the strictest identity matches."""
+    """The signature names a tag, so that the strictest identity matches."""
     peer = Skopeo(user, registry)
-    path = write(user, wanted(key, identity=None))
+    path = write(user, signed_by(key, identity=None))
     here = f"docker://{registry.host}/test/peer"
     peer.copy_signed(f"docker://{registry.host}/test/plain:1", f"{here}:1")
     assert user.start(f"{here}:1", "cat", "/number") == "2"
     shown = json.loads(user.penroot("inspect", "--signatures", f"{here}:1").stdout)
-    assert [one["for"] for one in shown["signatures"]] == [f"{registry.host}/test/peer:1"] and shown["admitted"]
+    assert [signature["for"] for signature in shown["signatures"]] == [f"{registry.host}/test/peer:1"] and shown[
+        "admitted"
+    ]
     assert peer.admits(path, f"{here}:1")
 
 
@@ -444,48 +444,53 @@ IDENTITIES: list[dict[str, str] | None] = [
 @pytest.mark.parity("/etc/enroot/policy.json, in the format of podman and skopeo")
 @pytest.mark.parametrize("identity", IDENTITIES, ids=lambda identity: str(identity and identity["type"]))
 def test_skopeo_admits_the_same(user: User, registry: Server, key: Path, identity: dict[str, str] | None) -> None:
-    """Each image by each identity: signed with a tag and without one, by another key, and not at all."""
+    """For each identity, compare images signed with a tag, without a tag, by another key, and not signed."""
     peer = Skopeo(user, registry)
     peer.copy_signed(f"docker://{registry.host}/test/good:1", f"docker://{registry.host}/test/peers:1")
     digest = user.penroot("digest", f"docker://{registry.host}/test/peers:1").stdout.strip()
     registry.pusher.image("test/peers", "2", images.busybox(entry("number", b"1"), kinds=OCI))
     if identity:
         identity = {name: word.replace("HOST", registry.host) for name, word in identity.items()}
-    for rule in (wanted(key, identity=identity), [wanted(key, identity=identity), REJECT]):
+    for rule in (signed_by(key, identity=identity), [signed_by(key, identity=identity), REJECT]):
         path = write(user, REJECT, docker={f"{registry.host}/test": rule})
-        ours, theirs = {}, {}
+        by_penroot, by_skopeo = {}, {}
         for name in ("good:1", "plain:1", "other:1", "peers:1", "peers:2", f"peers@{digest}"):
             source = f"docker://{registry.host}/test/{name}"
-            theirs[name] = peer.admits(path, source)
+            by_skopeo[name] = peer.admits(path, source)
             status = user.run("sh", "-c", f"{PREFIX}/bin/penroot start {source} true || echo refused").stdout
-            ours[name] = not status
-        assert ours == theirs
+            by_penroot[name] = not status
+        assert by_penroot == by_skopeo
 
 
 @pytest.mark.parity("/etc/enroot/policy.json, in the format of podman and skopeo")
 @pytest.mark.parametrize("scope", ["", "HOST", "HOST/test", "HOST/test/good", "HOST/test/good:1", "HOST/test/good:2"])
 def test_skopeo_has_the_same_scopes(user: User, registry: Server, scope: str) -> None:
     peer = Skopeo(user, registry)
-    for default, its in ((REJECT, ACCEPT), (ACCEPT, REJECT)):
-        path = write(user, default, docker={scope.replace("HOST", registry.host): its})
-        ours, theirs = {}, {}
+    for default, rule in ((REJECT, ACCEPT), (ACCEPT, REJECT)):
+        path = write(user, default, docker={scope.replace("HOST", registry.host): rule})
+        by_penroot, by_skopeo = {}, {}
         for name in ("good:1", "plain:1"):
             source = f"docker://{registry.host}/test/{name}"
-            theirs[name] = peer.admits(path, source)
-            ours[name] = not user.run("sh", "-c", f"{PREFIX}/bin/penroot start {source} true || echo refused").stdout
-        assert ours == theirs
+            by_skopeo[name] = peer.admits(path, source)
+            by_penroot[name] = not user.run(
+                "sh", "-c", f"{PREFIX}/bin/penroot start {source} true || echo refused"
+            ).stdout
+        assert by_penroot == by_skopeo
 
 
 @dataclass
 class Keyless:
-    """A Fulcio, a Rekor, and images that identities of theirs signed."""
+    """A Fulcio and a Rekor, with which images are signed."""
 
     directory: Path
     root: Authority
     rekor: Signer
 
     def sign(self, server: Server, repository: str, digest: str, *, time: int = 60, **changes: Any) -> None:
-        """Sign the tag 1 of an image with a certificate valid for ten minutes, and log the signature at ``time``."""
+        """Sign tag 1 of an image, and log the signature. The certificate is valid for ten minutes.
+
+        ``time`` is the seconds between the start of the certificate and the log entry.
+        """
         signer, data = Signer(), payload(f"{server.host}/{repository}:1", digest)
         signed, certificate = signer.sign(data), self.root.certify(signer, START, **changes)
         entry = logged(self.rekor, START + time, hashedrekord(data, signed, certificate))
@@ -493,7 +498,7 @@ class Keyless:
         annotations = {f"dev.sigstore.cosign/{name}": proof for name, proof in proofs.items()}
         push(server.pusher, repository, digest, [(data, signed)], proofs=annotations)
 
-    def wanted(self, user: User, **fulcio: str) -> dict[str, Any]:
+    def requirement(self, user: User, **fulcio: str) -> dict[str, Any]:
         rekor = self.rekor.write(user.home / "etc/keys/rekor.pub")
         ca = user.home / "etc/keys/fulcio.pem"
         ca.write_bytes(self.root.pem)
@@ -506,31 +511,31 @@ START = 1_700_000_000
 
 @pytest.fixture(scope="module")
 def keyless(registry: Server, tmp_path_factory: pytest.TempPathFactory) -> Keyless:
-    made = Keyless(tmp_path_factory.mktemp("keyless"), Authority("root", START - 1000), Signer())
-    others = Keyless(made.directory, Authority("root", START - 1000), Signer())
+    good = Keyless(tmp_path_factory.mktemp("keyless"), Authority("root", START - 1000), Signer())
+    others = Keyless(good.directory, Authority("root", START - 1000), Signer())
     situations: dict[str, tuple[Keyless, dict[str, Any]]] = {
-        "good": (made, {}),
-        "old": (made, {"time": 601}),
-        "you": (made, {"email": "you@site.example"}),
-        "issuer": (made, {"issuers": {1: "https://evil.example"}}),
-        "root": (Keyless(made.directory, others.root, made.rekor), {}),
-        "log": (Keyless(made.directory, made.root, others.rekor), {}),
+        "good": (good, {}),
+        "old": (good, {"time": 601}),
+        "you": (good, {"email": "you@site.example"}),
+        "issuer": (good, {"issuers": {1: "https://evil.example"}}),
+        "root": (Keyless(good.directory, others.root, good.rekor), {}),
+        "log": (Keyless(good.directory, good.root, others.rekor), {}),
     }
     for number, (name, (signer, changes)) in enumerate(situations.items()):
         image = images.busybox(entry("number", b"k%d" % number), kinds=OCI)
         digest = registry.pusher.image(f"keyless/{name}", "1", image)
         signer.sign(registry, f"keyless/{name}", digest, **changes)
-    return made
+    return good
 
 
 @pytest.mark.parity("cosign's keyless signatures")
-def test_keyless_signature_starts_offline_ever_after(user: User, registry: Server, keyless: Keyless) -> None:
-    """The certificate has expired years ago, and was valid at the time of the log entry."""
-    path = write(user, keyless.wanted(user))
+def test_keyless_signature_is_verified_offline_after_a_start(user: User, registry: Server, keyless: Keyless) -> None:
+    """The certificate expired years ago, but was valid at the time of the log entry."""
+    path = write(user, keyless.requirement(user))
     with faulty(registry.host) as front:
         (user.home / "etc/registries.conf").write_text(f"{front.host} mirror={registry.host}\n")
         remapped = {"type": "remapIdentity", "prefix": front.host, "signedPrefix": registry.host}
-        write(user, {**keyless.wanted(user), "signedIdentity": remapped})
+        write(user, {**keyless.requirement(user), "signedIdentity": remapped})
         uri = f"docker://{front.host}/keyless/good:1"
         digest = user.penroot("digest", uri).stdout.strip()
         assert user.start(f"docker://{front.host}/keyless/good@{digest}", "cat", "/number") == "k0"
@@ -538,11 +543,11 @@ def test_keyless_signature_starts_offline_ever_after(user: User, registry: Serve
         front.seen.clear()
         assert user.start(f"docker://{front.host}/keyless/good@{digest}", "cat", "/number") == "k0"
         assert front.seen == []
-    write(user, keyless.wanted(user, subjectEmail="you@site.example"))
+    write(user, keyless.requirement(user, subjectEmail="you@site.example"))
     uri = f"docker://{registry.host}/keyless/good:1"
-    said = user.penroot("start", uri, "true", status=1).stderr
-    assert f"{path}: default[0] (default) requires: none of 1 signature is by you@site.example of {OIDC}: " in said
-    assert f"its certificate is of {EMAIL}" in said
+    stderr = user.penroot("start", uri, "true", status=1).stderr
+    assert f"{path}: default[0] (default) requires: none of 1 signature is by you@site.example of {OIDC}: " in stderr
+    assert f"its certificate is of {EMAIL}" in stderr
     shown = json.loads(user.penroot("inspect", "--signatures", f"docker://{registry.host}/keyless/you:1").stdout)
     assert shown["admitted"] and shown["signatures"][0]["key"] == f"you@site.example of {OIDC}"
     assert "controls image admission with 1 key" in user.run("sh", "-c", "penroot doctor; :").stdout
@@ -552,7 +557,7 @@ def test_keyless_signature_starts_offline_ever_after(user: User, registry: Serve
 @pytest.mark.parametrize("name", ["good", "old", "you", "issuer", "root", "log"])
 def test_skopeo_admits_the_same_identities(user: User, registry: Server, keyless: Keyless, name: str) -> None:
     peer = Skopeo(user, registry)
-    path = write(user, keyless.wanted(user))
+    path = write(user, keyless.requirement(user))
     uri = f"docker://{registry.host}/keyless/{name}:1"
     ours = user.penroot("start", uri, "cat", "/number", status=None)
     assert (ours.returncode == 0) == (name == "good"), ours.stderr
@@ -560,7 +565,8 @@ def test_skopeo_admits_the_same_identities(user: User, registry: Server, keyless
         assert peer.admits(path, uri) == (name == "good")
 
 
-SLIPS = {
+# Text of a policy -> part of the error
+INVALID_POLICIES = {
     "{": ":1: Expecting property name",
     '{"default": [{"type": "rejekt"}]}': ": default[0]: unknown type 'rejekt'",
     '{"default":\n [{"type": "sigstoreSigned"}]}': ": default[0]: sigstoreSigned has no key",
@@ -571,7 +577,7 @@ SLIPS = {
 
 
 @pytest.mark.parity("typos in a policy")
-@pytest.mark.parametrize("text", SLIPS)
+@pytest.mark.parametrize("text", INVALID_POLICIES)
 def test_invalid_policy_admits_nothing_and_is_reported(user: User, registry: Server, text: str) -> None:
     path = user.home / "etc/policy.json"
     path.parent.mkdir()
@@ -579,35 +585,35 @@ def test_invalid_policy_admits_nothing_and_is_reported(user: User, registry: Ser
     done = user.penroot("start", f"docker://{registry.host}/test/good:1", "true", status=1)
     lines = done.stderr.splitlines()
     assert len(lines) == 2 and lines[0].startswith("[ERROR] ") and lines[1].startswith("[HINT] "), done.stderr
-    assert SLIPS[text] in lines[0] and str(path) in lines[0]
+    assert INVALID_POLICIES[text] in lines[0] and str(path) in lines[0]
     assert not (user.home / "cache/layers").exists() or not list((user.home / "cache/layers").iterdir())
 
 
 @pytest.mark.parity("the examples of docs/howto/signed.md")
 def test_the_examples_of_the_documentation(user: User, registry: Server) -> None:
-    """The test signs instead of cosign, and reaches the registries through a mirror."""
+    """The test signs the images itself instead of with cosign, and a mirror stands in for the example's registries."""
     text = (Path(__file__).parents[2] / "docs/howto/signed.md").read_text()
     policies = re.findall("```json\n(.*?)```", text, re.S)
     (commands,) = re.findall("```console\n(.*?)```", text, re.S)
-    ours = [shlex.split(line[2:]) for line in commands.splitlines() if line.startswith("$ penroot ")]
-    assert len(policies) == 3 and len(ours) == 2
+    commands_of_penroot = [shlex.split(line[2:]) for line in commands.splitlines() if line.startswith("$ penroot ")]
+    assert len(policies) == 3 and len(commands_of_penroot) == 2
     SIGNER.write(user.home / "etc/keys/rekor.pub")
     (user.home / "etc/keys/fulcio.pem").write_bytes(Authority("root", START).pem)
     SIGNER.write(user.home / "etc/keys/site.pub")
     names = f"registry.example.org mirror={registry.host}/hub\nmirror.example.org:5000 mirror={registry.host}\n"
     (user.home / "etc/registries.conf").write_text(names)
     image = images.busybox(entry("number", b"4"), kinds=OCI)
-    for place, reference in (("hub/approved/box", "registry.example.org/approved/box"), ("vendor/box", "")):
-        digest = registry.pusher.image(place, "1", image)
-        sign(registry.pusher, place, digest, SIGNER, reference or "registry.example.org/box:1")
+    for repository, reference in (("hub/approved/box", "registry.example.org/approved/box"), ("vendor/box", "")):
+        digest = registry.pusher.image(repository, "1", image)
+        sign(registry.pusher, repository, digest, SIGNER, reference or "registry.example.org/box:1")
     for policy in policies:
         (user.home / "etc/policy.json").write_text(policy.replace("/etc/enroot", f"{user.home}/etc"))
-        for words in ours if policy is policies[0] else ():
+        for words in commands_of_penroot if policy is policies[0] else ():
             user.run(*words)
         remapped = "docker://mirror.example.org:5000#vendor/box:1"
         user.penroot("start", remapped, "true", status=int(policy is not policies[1]))
-        said = user.penroot("start", "docker://other.example.org#x", status=1).stderr
-        assert "is rejected by" in said and "policy.json: default[0] (default)" in said
+        stderr = user.penroot("start", "docker://other.example.org#x", status=1).stderr
+        assert "is rejected by" in stderr and "policy.json: default[0] (default)" in stderr
 
 
 @pytest.mark.parity("without a policy, no module")

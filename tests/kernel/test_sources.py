@@ -1,4 +1,4 @@
-"""Images from layouts, archives and engines, through the command line as an ordinary user."""
+"""An ordinary user starts and stores images from OCI layouts, archives and container engines."""
 
 from __future__ import annotations
 
@@ -29,25 +29,25 @@ def registry(registry: Server) -> Server:
 
 
 def skopeo(user: User, source: str, target: str) -> None:
-    """Write an image with skopeo, as the user."""
+    """Copy an image with skopeo, as the user."""
     require(shutil.which("skopeo"), "skopeo is not installed")
     user.run("skopeo", "--insecure-policy", "copy", "-q", "--src-tls-verify=false", source, target)
 
 
 @pytest.fixture
 def layout(user: User, registry: Server) -> Path:
-    forms(user, registry, "oci:")
+    write_form(user, registry, "oci:")
     return user.home / "layout"
 
 
 @pytest.fixture
 def saved(user: User, registry: Server) -> Path:
-    forms(user, registry, "docker-archive:")
+    write_form(user, registry, "docker-archive:")
     return user.home / "saved.tar"
 
 
-def forms(user: User, registry: Server, form: str) -> str:
-    """Make the image in one of the forms, and return its URI."""
+def write_form(user: User, registry: Server, form: str) -> str:
+    """Write the image in the user's home in the form that the URI ``form`` begins with, and return its URI."""
     if form.startswith("docker-archive"):
         path = user.home / "saved.tar"
         skopeo(user, f"docker://{registry.host}/test/box:docker", f"docker-archive:{path}:test/box:docker")
@@ -65,7 +65,7 @@ def forms(user: User, registry: Server, form: str) -> str:
     "form", ["oci:", "oci:one", "oci-archive:", "oci-archive:one", "docker-archive:", "docker-archive:test/box:docker"]
 )
 def test_local_image_starts_and_is_kept(user: User, registry: Server, form: str) -> None:
-    uri = forms(user, registry, form)
+    uri = write_form(user, registry, form)
     assert user.start(uri, "cat", "/number") == "42"
     layers = user.home / "cache/layers"
     before = {path.name: path.stat().st_mtime_ns for path in layers.iterdir()}
@@ -77,7 +77,7 @@ def test_local_image_starts_and_is_kept(user: User, registry: Server, form: str)
 def test_all_forms_share_the_layers_of_the_registry(user: User, registry: Server) -> None:
     user.start(f"docker://{registry.host}/test/box:1", "true")
     for form in ("oci:", "oci-archive:", "docker-archive:"):
-        user.start(forms(user, registry, form), "true")
+        user.start(write_form(user, registry, form), "true")
     assert len(list((user.home / "cache/layers").iterdir())) == 2
 
 
@@ -90,13 +90,13 @@ def test_create_load_and_import_take_every_form(user: User, layout: Path, saved:
     assert user.start("./saved.sqsh", "cat", "/number") == "42"
 
 
-def test_several_images_in_one_layout_are_named(user: User, registry: Server, layout: Path) -> None:
+def test_image_in_a_layout_of_several_needs_a_name(user: User, registry: Server, layout: Path) -> None:
     skopeo(user, f"docker://{registry.host}/test/box:2", f"oci:{layout}:two")
     assert user.start(f"oci:{layout}:two", "cat", "/number") == "2"
-    said = user.penroot("start", f"oci:{layout}", "true", status=1).stderr
-    assert "more than one" in said and "one, two" in said
-    said = user.penroot("start", f"oci:{layout}:three", "true", status=1).stderr
-    assert "no such image" in said and "one, two" in said
+    stderr = user.penroot("start", f"oci:{layout}", "true", status=1).stderr
+    assert "more than one" in stderr and "one, two" in stderr
+    stderr = user.penroot("start", f"oci:{layout}:three", "true", status=1).stderr
+    assert "no such image" in stderr and "one, two" in stderr
 
 
 @pytest.mark.parametrize("program", ["gzip", "zstd"])
@@ -107,7 +107,7 @@ def test_compressed_archive(user: User, saved: Path, program: str) -> None:
 
 
 def test_archive_with_compressed_layers_and_with_links(user: User, saved: Path) -> None:
-    """As written by podman --compress and old versions of docker."""
+    """podman --compress and old versions of docker write such archives."""
     work = user.home / "work"
     with tarfile.open(saved) as archive:
         archive.extractall(work)
@@ -122,7 +122,7 @@ def test_archive_with_compressed_layers_and_with_links(user: User, saved: Path) 
     assert user.start(f"docker-archive:{user.home}/odd.tar", "cat", "/number") == "42"
 
 
-def test_damaged_local_images_say_what(user: User, layout: Path, saved: Path) -> None:
+def test_damage_of_local_images_is_named(user: User, layout: Path, saved: Path) -> None:
     blob = max((layout / "blobs/sha256").iterdir(), key=lambda path: path.stat().st_size)
     blob.write_bytes(blob.read_bytes()[:-9])
     assert blob.name in user.penroot("start", f"oci:{layout}", "true", status=1).stderr
@@ -143,7 +143,7 @@ def test_damaged_local_images_say_what(user: User, layout: Path, saved: Path) ->
 
 ENGINE = """\
 #!/bin/sh
-# Stand-ins for docker and podman: image inspect, pull and save of images in a registry.
+# Fake docker and podman: image inspect, pull and save for images of a registry. The file asked records the calls.
 echo "$@" >> "$HOME/asked"
 image=$(eval echo "\\${$#}")
 case "$1" in
@@ -159,7 +159,7 @@ esac
 
 @pytest.fixture
 def engines(user: User, registry: Server) -> Path:
-    """Put stand-ins for docker and podman on the user's PATH, which record their arguments."""
+    """Put a fake docker and podman on the user's PATH. Return the file in which they record their arguments."""
     for name in ("docker", "podman"):
         user.write(f"bin/{name}", ENGINE.replace("REGISTRY", registry.host), 0o755)
     user.environ["PATH"] = f"{user.home}/bin:{user.environ['PATH']}"
@@ -174,14 +174,16 @@ def test_image_of_an_engine(user: User, engines: Path, scheme: str) -> None:
     assert [line.split()[0] for line in engines.read_text().splitlines()] == ["image", "pull", "image", "save"]
     engines.unlink()
     assert user.start(uri, "cat", "/number") == "42"
-    assert [line.split()[0] for line in engines.read_text().splitlines()] == ["image"]  # not saved again
+    assert [line.split()[0] for line in engines.read_text().splitlines()] == [
+        "image"
+    ]  # the image is stored, so the engine does not save it again
     user.penroot("import", uri)
     assert (user.home / "test+box+docker.sqsh").exists()
 
 
 def test_image_that_the_engine_cannot_get(user: User, engines: Path) -> None:
-    said = user.penroot("start", "dockerd://test/none", "true", status=1).stderr
-    assert "docker" in said and "none" in said and "Traceback" not in said
+    stderr = user.penroot("start", "dockerd://test/none", "true", status=1).stderr
+    assert "docker" in stderr and "none" in stderr and "Traceback" not in stderr
 
 
 @pytest.mark.parity("digest URI", "digest --arch")
@@ -200,7 +202,7 @@ def test_digest_is_what_the_registry_has(user: User, registry: Server, layout: P
     assert user.penroot("digest", "-a", "x86_64", uri).stdout == intel.digest() + "\n"
 
 
-def test_inspect_shows_nothing_that_steers_a_terminal(user: User, registry: Server) -> None:
+def test_inspect_prints_no_control_characters(user: User, registry: Server) -> None:
     image = images.busybox(kinds=OCI)
     image.settings["Labels"] = labels = {"é": "ü", "steers": "\x9b2J\x1b[2J\x7f\u202e\U000e0041"}
     registry.pusher.image("test/steers", "1", image)
@@ -210,7 +212,7 @@ def test_inspect_shows_nothing_that_steers_a_terminal(user: User, registry: Serv
 
 
 @pytest.mark.parity("inspect --arch", "ENROOT_CACHE_PATH")
-def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: Server) -> None:
+def test_inspect_unpacks_nothing(user: User, registry: Server) -> None:
     image = images.busybox(*MORE, kinds=OCI)
     uri = f"docker://{registry.host}/test/box:1"
     shown = json.loads(user.penroot("inspect", uri).stdout)
@@ -231,22 +233,22 @@ def test_inspect_shows_what_is_there_and_unpacks_nothing(user: User, registry: S
 
 
 def nodes(user: User, uri: str, count: int = 4) -> list[str]:
-    """Use an image for the first time on nodes with their own stores, all at once. Return the stderr of each."""
+    """Start an image on ``count`` nodes at the same time, each with an empty store. Return the stderr of each start."""
     pipes = dict.fromkeys(("stdout", "stderr"), subprocess.PIPE)
     user.environ["ENROOT_SHARED_BLOBS"] = f"{user.home}/all"
     stores = ({"ENROOT_CACHE_PATH": f"{user.home}/node{n}"} for n in range(count))
     running = [user.begin("penroot", "start", uri, "cat", "/number", env=store, **pipes) for store in stores]
-    said = []
+    messages = []
     for process in running:
         out, err = process.communicate(timeout=120)
         assert (process.returncode, out) == (0, "7"), err
-        said.append(err)
-    return said
+        messages.append(err)
+    return messages
 
 
 @pytest.fixture
 def shared(registry: Server) -> tuple[str, list[str]]:
-    """Return the URI of an image without stored blobs, and the digests of its blobs."""
+    """Push an image with new blobs. Return its URI and the digests of its blobs."""
     fill = entry("fill", os.urandom(3_000_000))
     image = images.busybox(entry("number", b"7"), fill, entry("id", os.urandom(8)))
     image.layers.append(images.Layer(images.tar([entry("more", os.urandom(2_000_000))])))
@@ -276,37 +278,37 @@ def test_lock_of_a_dead_node_expires(user: User, shared: tuple[str, list[str]]) 
         lock.write_text("gone 12345678 99\n")
         os.utime(lock, (0, 0))
     user.own(user.home / "all")
-    assert any("process 99 on gone has not renewed its lock" in said for said in nodes(user, uri))
+    assert any("process 99 on gone has not renewed its lock" in stderr for stderr in nodes(user, uri))
 
 
-@pytest.mark.parametrize("how", ["short", "wrong"])
-def test_damaged_shared_blob_is_not_used(user: User, shared: tuple[str, list[str]], how: str) -> None:
+@pytest.mark.parametrize("damage", ["short", "wrong"])
+def test_damaged_shared_blob_is_not_used(user: User, shared: tuple[str, list[str]], damage: str) -> None:
     uri, blobs = shared
     nodes(user, uri, 1)
     path = user.home / "all/sha256" / blobs[-1].removeprefix("sha256:")
     data = path.read_bytes()
-    path.write_bytes(data[:-1] if how == "short" else data[:-9] + b"x" + data[-8:])
+    path.write_bytes(data[:-1] if damage == "short" else data[:-9] + b"x" + data[-8:])
     shutil.rmtree(user.home / "node0")
     nodes(user, uri, 1)
     assert path.read_bytes() == data
 
 
-def test_shared_directory_that_is_closed_to_us(user: User, shared: tuple[str, list[str]]) -> None:
-    said = user.penroot("start", shared[0], "true", status=1, env={"ENROOT_SHARED_BLOBS": "/proc/none"}).stderr
-    assert "/proc/none" in said and "ENROOT_SHARED_BLOBS" in said
+def test_unwritable_shared_directory_is_an_error(user: User, shared: tuple[str, list[str]]) -> None:
+    stderr = user.penroot("start", shared[0], "true", status=1, env={"ENROOT_SHARED_BLOBS": "/proc/none"}).stderr
+    assert "/proc/none" in stderr and "ENROOT_SHARED_BLOBS" in stderr
 
 
-def test_shared_directory_without_room_is_no_hindrance(user: User, shared: tuple[str, list[str]]) -> None:
+def test_image_starts_if_the_shared_directory_is_full(user: User, shared: tuple[str, list[str]]) -> None:
     with small_filesystem(user.home / "small", "size=1m,mode=777") as small:
-        for option, said in (("rw", "cannot share"), ("ro", "for this node alone")):
+        for option, warning in (("rw", "cannot share"), ("ro", "for this node alone")):
             subprocess.run(["mount", "-o", f"remount,{option}", small], check=True)
             env = {"ENROOT_SHARED_BLOBS": str(small), "ENROOT_CACHE_PATH": f"{user.home}/{option}"}
             done = user.penroot("start", shared[0], "cat", "/number", env=env)
-            assert done.stdout == "7" and said in done.stderr
+            assert done.stdout == "7" and warning in done.stderr
             assert list((small / "tmp").iterdir()) == [] and list(small.glob("sha256/*.lock")) == []
 
 
-def test_nothing_stays_in_a_shared_directory_that_is_full(user: User, shared: tuple[str, list[str]]) -> None:
+def test_full_shared_directory_gets_no_partial_file(user: User, shared: tuple[str, list[str]]) -> None:
     with small_filesystem(user.home / "small", "size=64k,mode=777") as small:
         with pytest.raises(OSError, match="No space left"):
             (small / "filler").write_bytes(bytes(1 << 20))
@@ -325,12 +327,12 @@ def test_image_of_more_layers_than_overlayfs_stacks(user: User) -> None:
     images.write_layout(user.home / "many", blobs, images.index([(image, {"os": "linux", "architecture": "amd64"})]))
     user.own(user.home / "many")
     script = "cat f2 f299; set -- f*; echo $#; set -- d3/*; echo $#; ls f50 || ls f250 || ls f51"
-    said = user.start(f"oci:{user.home}/many", "sh", "-c", script).split()
-    assert said == ["302", "599", "294", "86", "f51"]
+    words = user.start(f"oci:{user.home}/many", "sh", "-c", script).split()
+    assert words == ["302", "599", "294", "86", "f51"]
     before = {path.name for path in (user.home / "cache/layers").iterdir()}
     assert len(before) == 602
     user.penroot("cache", "verify")
     user.penroot("create", "--name", "many", f"oci:{user.home}/many")
     user.penroot("cache", "prune")
-    assert len(list((user.home / "cache/layers").iterdir())) == 200  # the merged tree exists once
+    assert len(list((user.home / "cache/layers").iterdir())) == 200  # the merged layers are stored once
     assert user.start("--rw", "many", "sh", "-c", "echo 1 >f2; cat f2 f3").split() == ["1", "303"]

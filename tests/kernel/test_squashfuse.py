@@ -1,4 +1,4 @@
-"""Squashfs images of any owner, and a squashfuse that is killed or stopped while it starts."""
+"""Squashfs images whose files have any owner, and a squashfuse that is killed or stopped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import pytest
 from tests.kernel.conftest import User, require, squashed
 from tests.waiting import until
 
-# mksquashfs(1) options that set the owners: one user and group, two IDs, root and others.
+# Options of mksquashfs(1) that set the owners of the files
 OWNERS = {
     "one": ("-force-uid", "4242", "-force-gid", "4242"),
     "two": ("-force-uid", "4242", "-force-gid", "4243"),
@@ -25,8 +25,8 @@ SHOW = "stat -c %u:%g /etc /bin/busybox; touch /etc/mine 2> /dev/null && stat -c
 
 
 def owned(user: User, tree: pathlib.Path, owners: str) -> pathlib.Path:
-    """Make a squashfs file of ``tree`` whose files have these owners."""
-    squashed(user, tree)  # checks the installed programs, and opens /dev/fuse
+    """Make a squashfs file of ``tree``. ``owners`` is a key of OWNERS."""
+    squashed(user, tree)  # for its checks of the installed programs, and for access to /dev/fuse
     path = user.home / f"{owners}.sqsh"
     options = [*OWNERS[owners], "-noappend", "-quiet", "-no-progress"]
     subprocess.run(["mksquashfs", tree, path, *options], check=True)
@@ -42,7 +42,7 @@ def tree(user: User, rootfs: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.parametrize("owners", OWNERS)
-def test_image_of_other_owners_starts_as_when_unpacked(user: User, tree: pathlib.Path, owners: str) -> None:
+def test_image_of_other_owners_starts_like_an_unpacked_one(user: User, tree: pathlib.Path, owners: str) -> None:
     image = owned(user, tree, owners)
     user.penroot("create", "-n", "unpacked", str(image))
     for options in OPTIONS:
@@ -60,7 +60,7 @@ def test_image_of_other_owners_under_fuse_overlayfs(user: User, tree: pathlib.Pa
 
 
 def test_container_over_image_of_other_owners_is_exported(user: User, tree: pathlib.Path) -> None:
-    """A changed container over the image is exported with the files that only their owner may read."""
+    """The export of a container has the files that only their owner may read."""
     image = owned(user, tree, "mixed")
     user.penroot("create", "-n", "box2", str(image))
     user.penroot("export", "-o", "out.sqsh", "box2")
@@ -96,20 +96,20 @@ def test_root_starts_image_of_other_owners(user: User, tree: pathlib.Path, unpac
         return user.start(*words, env={"ENROOT_UNPACK": unpack, **env}).split()
 
     assert start() == start("--root") == ["0:0"]
-    # Root that keeps its privileges sees the recorded owners.
+    # Root sees the recorded owners if it keeps its privileges.
     assert start(ENROOT_ALLOW_SUPERUSER="yes", ENROOT_CACHE_PATH=f"{user.home}/other") == ["4242:4243"]
 
 
 def started_under_strace(user: User, signal: str, *words: str, **env: str) -> str:
-    """Start a container whose FUSE server gets a signal before its parent knows its PID. Return the errors."""
+    """Start a container whose FUSE server gets a signal before its parent knows its PID. Return stderr."""
     require(shutil.which("strace"), "strace is not installed")
     strace = ("strace", "-f", "-qqq", "-o", "/dev/null", f"--inject=setsid:signal={signal}")
     began = time.monotonic()
-    said = user.run(*strace, "penroot", "start", *words, env=env, status=1).stderr
+    stderr = user.run(*strace, "penroot", "start", *words, env=env, status=1).stderr
     assert time.monotonic() - began < 10
-    assert "Traceback" not in said
+    assert "Traceback" not in stderr
     until(lambda: not running(user), "no process of the user is left", 20)
-    return said
+    return stderr
 
 
 @pytest.mark.security("L5")
@@ -117,8 +117,8 @@ def started_under_strace(user: User, signal: str, *words: str, **env: str) -> st
 @pytest.mark.parametrize("signal", ["KILL", "STOP"])
 def test_squashfuse_killed_as_it_starts(user: User, image: pathlib.Path, signal: str, options: tuple[str, ...]) -> None:
     lines = started_under_strace(user, signal, *options, str(image), "true").splitlines()
-    what = "its squashfuse was killed" if signal == "KILL" else "squashfuse is stopped"
-    assert len(lines) == 2 and lines[0].startswith("[ERROR]") and what in lines[0] and lines[1].startswith("[HINT]")
+    reason = "its squashfuse was killed" if signal == "KILL" else "squashfuse is stopped"
+    assert len(lines) == 2 and lines[0].startswith("[ERROR]") and reason in lines[0] and lines[1].startswith("[HINT]")
     assert user.start(*options, str(image), "echo", "up") == "up\n"
 
 
@@ -127,20 +127,20 @@ def test_server_of_data_killed_as_it_starts(user: User, image: pathlib.Path, sig
     assert "squashfuse" in started_under_strace(user, signal, "--mount", f"{image}:/mnt:sqsh", "box", "true")
 
 
-@pytest.mark.parametrize(("signal", "what"), [("KILL", "ended at once"), ("STOP", "is stopped")])
-def test_fuse_overlayfs_killed_as_it_starts(user: User, rootfs: pathlib.Path, signal: str, what: str) -> None:
+@pytest.mark.parametrize(("signal", "reason"), [("KILL", "ended at once"), ("STOP", "is stopped")])
+def test_fuse_overlayfs_killed_as_it_starts(user: User, rootfs: pathlib.Path, signal: str, reason: str) -> None:
     require(shutil.which("fuse-overlayfs"), "fuse-overlayfs is not installed")
-    said = started_under_strace(user, signal, "box", "true", ENROOT_NATIVE_OVERLAYFS="no")
-    assert f"fuse-overlayfs {what}" in said
+    stderr = started_under_strace(user, signal, "box", "true", ENROOT_NATIVE_OVERLAYFS="no")
+    assert f"fuse-overlayfs {reason}" in stderr
 
 
 def killed_while_running(user: User, server: str, *words: str, **env: str) -> tuple[int, str]:
-    """Kill a container's FUSE servers, then let its program continue. Return its status and stderr."""
+    """Kill the FUSE servers of a container, and let its program continue. Return the exit status and stderr."""
     command = ("penroot", "start", *words, "sh", "-c", "echo up; read line; ls /usr /mnt; exit 3")
     run = user.begin(*command, env=env, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
     assert run.stdout is not None and run.stderr is not None and run.stdout.readline() == "up\n"
     subprocess.run(["pkill", "-KILL", "-u", str(user.uid), server], check=True)
-    line = "" if "--pid" in words else run.stderr.readline()  # from a process beside the container
+    line = "" if "--pid" in words else run.stderr.readline()  # printed by a process beside the container
     _, err = run.communicate("go\n", timeout=60)
     assert (line + err).count(" was killed") == 1
     return run.returncode, line + err
@@ -148,7 +148,7 @@ def killed_while_running(user: User, server: str, *words: str, **env: str) -> tu
 
 @pytest.mark.parametrize("options", [("--pid",), ("--pid", "--root")], ids=" ".join)
 def test_start_with_pid_names_killed_squashfuse(user: User, image: pathlib.Path, options: tuple[str, ...]) -> None:
-    """The process outside the PID namespace waits for the container and prints the line."""
+    """The process that waits for the container outside its PID namespace prints the line."""
     status, err = killed_while_running(user, "squashfuse", *options, str(image))
     assert status > 0
     assert f" of {image} was killed by signal 9 while the container ran" in err
@@ -176,7 +176,7 @@ def test_start_names_killed_fuse_overlayfs(user: User, image: pathlib.Path, targ
     assert "[WARN] fuse-overlayfs of the root file system was killed while the container ran" in err
 
 
-def test_server_that_ends_with_its_container_is_not_named(user: User, image: pathlib.Path) -> None:
+def test_normal_end_of_a_server_is_not_reported(user: User, image: pathlib.Path) -> None:
     (user.home / "bad.sqsh").write_bytes(b"hsqs" + bytes(4096))
     user.own(user.home / "bad.sqsh")
     fstab = f"{user.home}/bad.sqsh /mnt sqsh nofail 0 0"
@@ -197,10 +197,10 @@ def test_exec_names_killed_squashfuse(user: User, image: pathlib.Path) -> None:
 
 
 def test_image_starts_with_few_open_files(user: User, image: pathlib.Path) -> None:
-    """The caller's own descriptors have numbers above the limit, like a shell's."""
+    """A descriptor of the caller may have a number above the limit, as those of a shell can."""
     script = 'exec 250< /dev/null; ulimit -n 12; exec "$@"'
     assert user.run("bash", "-c", script, "bash", "penroot", "start", str(image), "echo", "up").stdout == "up\n"
-    # Only the program has the descriptor, not the server.
+    # The program inherits the descriptor, although its number is above the limit.
     shown = user.run("bash", "-c", script, "bash", "penroot", "start", str(image), "readlink", "/proc/self/fd/250")
     assert shown.stdout.strip().endswith("null")
 

@@ -1,4 +1,4 @@
-"""sshd in a container, with PAM, which reads its users from the shadow file: a common use of pyxis."""
+"""Run sshd in a container, a common use of pyxis. PAM reads the users from the shadow file."""
 
 from __future__ import annotations
 

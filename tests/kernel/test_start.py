@@ -1,4 +1,4 @@
-"""``penroot start`` on the real kernel, as an ordinary user."""
+"""An ordinary user runs ``penroot start`` on the real kernel."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from tests.waiting import until
 
 
 def snapshot(path: pathlib.Path) -> list[tuple[str, int, int, int]]:
-    """Return every entry of a tree with the attributes that a write would change."""
-    found = []
+    """Return the path, mode, size and mtime of each entry of a tree. A write would change one of them."""
+    entries = []
     for entry in sorted(path.rglob("*")):
         info = entry.lstat()
-        found.append((str(entry), info.st_mode, info.st_size, info.st_mtime_ns))
-    return found
+        entries.append((str(entry), info.st_mode, info.st_size, info.st_mtime_ns))
+    return entries
 
 
 @pytest.mark.parity("ENROOT_SET_USER_XATTRS")
-def test_two_execs_and_no_more(user: User, rootfs: pathlib.Path) -> None:
+def test_start_calls_execve_twice(user: User, rootfs: pathlib.Path) -> None:
     require(shutil.which("strace"), "strace is not installed")
     strace = ("strace", "-f", "-qq", "-e", "trace=execve", "-e", "signal=none")
     done = user.run(*strace, f"{PREFIX}/bin/penroot", "start", "box", "true")
@@ -70,7 +70,7 @@ def test_without_a_script_of_the_image(user: User, rootfs: pathlib.Path) -> None
 
 
 @pytest.mark.parity("start --env")
-def test_env_takes_any_name_of_execve(user: User, rootfs: pathlib.Path) -> None:
+def test_env_accepts_any_name_that_execve_accepts(user: User, rootfs: pathlib.Path) -> None:
     names = ("discovery.type", "1", "a-b", "a b", "BASH_FUNC_x%%")
     options = ("-e", "A=1 2", "--env=B", "--env", "UNSET", *(f"--env={name}=one" for name in names))
     value = "a'b\"c $(id) `x`; \\ ünï=*"
@@ -95,7 +95,9 @@ def test_image_variable_too_long_is_named(user: User, rootfs: pathlib.Path, shel
     done = user.penroot("start", "box", shell, "-c", "echo ${BIG-none}$A")
     assert done.stdout == "none1\n"
     assert done.stderr == "[WARN] variables above the kernel's limit of 128 KiB are not set: BIG, HUGE\n"
-    (rootfs / "etc/environment").write_text(f"PATH=/bin\nBIG={'v' * (131_071 - 4)}\n")  # the longest possible name
+    (rootfs / "etc/environment").write_text(
+        f"PATH=/bin\nBIG={'v' * (131_071 - 4)}\n"
+    )  # 128 KiB with "BIG=" and the final NUL
     done = user.penroot("start", "box", shell, "-c", "echo ${#BIG}")
     assert (done.stdout, done.stderr) == ("131067\n", "")
 
@@ -123,9 +125,9 @@ def test_mounts(user: User, rootfs: pathlib.Path) -> None:
 
 
 def test_access_times_and_a_tmpfs(user: User, rootfs: pathlib.Path) -> None:
-    given = ("-m", f"{user.home}:/mnt/x:none:x-create=dir,rbind,noatime", "-m", "tmpfs:/scratch")
-    out = user.start(*given, "box", "grep", "-E", "/mnt/x|/scratch", "/proc/self/mounts")
-    # And no more than these: the start's work takes place within the first.
+    options = ("-m", f"{user.home}:/mnt/x:none:x-create=dir,rbind,noatime", "-m", "tmpfs:/scratch")
+    out = user.start(*options, "box", "grep", "-E", "/mnt/x|/scratch", "/proc/self/mounts")
+    # No other mount appears, although the start's working directory is below the first source.
     assert [line.split()[1] for line in out.splitlines()] == ["/mnt/x", "/scratch"]
 
 
@@ -169,28 +171,28 @@ def test_static_program_without_shell(user: User) -> None:
     shutil.copy(shutil.which("busybox") or "", script.with_name("busybox"))
     user.own(user.data)
     assert user.start("scratch", "/busybox", "echo", "hi") == "hi\n"
-    said = user.penroot("start", "scratch", "/script", status=126).stderr
-    assert "cannot run /script: Exec format error" in said and "Traceback" not in said
+    stderr = user.penroot("start", "scratch", "/script", status=126).stderr
+    assert "cannot run /script: Exec format error" in stderr and "Traceback" not in stderr
 
 
-def test_a_command_is_looked_up_as_execvp_does(user: User, rootfs: pathlib.Path) -> None:
-    """A file that cannot be executed is skipped. The working directory is not part of the PATH."""
+def test_command_is_searched_as_by_execvp(user: User, rootfs: pathlib.Path) -> None:
+    """The search skips files that cannot be executed, and does not include the working directory."""
     path = ("--env", "PATH=/nowhere:/etc/environment:/first:/second")
-    for place, mode in (("first/tool", 0o644), ("second/tool", 0o755), ("first/shut", 0o644), ("here", 0o755)):
-        (rootfs / place).parent.mkdir(exist_ok=True)
-        (rootfs / place).write_text("#!/bin/sh\necho $0\n")
-        (rootfs / place).chmod(mode)
+    for name, mode in (("first/tool", 0o644), ("second/tool", 0o755), ("first/shut", 0o644), ("here", 0o755)):
+        (rootfs / name).parent.mkdir(exist_ok=True)
+        (rootfs / name).write_text("#!/bin/sh\necho $0\n")
+        (rootfs / name).chmod(mode)
     (rootfs / "first/where").mkdir()
     assert user.start(*path, "box", "tool") == "/second/tool\n"
-    said = user.penroot("start", *path, "box", "shut", status=126).stderr
-    assert "cannot run /first/shut: Permission denied: it is not executable" in said
+    stderr = user.penroot("start", *path, "box", "shut", status=126).stderr
+    assert "cannot run /first/shut: Permission denied: it is not executable" in stderr
     for command in ("here", "where"):
-        said = user.penroot("start", *path, "--env", "HOME=/", "box", command, status=127).stderr
-        assert f"cannot run {command}: No such file" in said
+        stderr = user.penroot("start", *path, "--env", "HOME=/", "box", command, status=127).stderr
+        assert f"cannot run {command}: No such file" in stderr
 
 
 COVERED = "leads to /srv/py/python, which does not exist in the container; /srv"
-# The first line of a script, the start's options, and the expected error.
+# Case -> (first line of the script, exit status, part of the error). {p} is the script's directory in the container.
 INTERPRETERS = {
     "absent": ("#!/opt/none/sh2", 127, "cannot run {p}/tool: its interpreter /opt/none/sh2 does not exist in"),
     "absent argument": ("#! /opt/none/sh2 -e", 127, "its interpreter /opt/none/sh2 does not exist in the container"),
@@ -219,18 +221,18 @@ def write_tool(directory: pathlib.Path, inside: str, first_line: str) -> None:
 @pytest.mark.parametrize("case", INTERPRETERS)
 @pytest.mark.parametrize("command", ["/p/tool", "tool"])
 def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, case: str, command: str) -> None:
-    first_line, status, said = INTERPRETERS[case]
+    first_line, status, error = INTERPRETERS[case]
     write_tool(user.home / "p", "/p", first_line)
     (rootfs / "srv/py").mkdir(parents=True)
     shutil.copy(rootfs / "bin/busybox", rootfs / "srv/py/python")
     user.own(user.home)
     mounts = ("-m", f"{user.home}/p:/p", "-m", "tmpfs:/srv", "-e", "PATH=/bin:/p")
     done = user.penroot("start", *mounts, "box", command, status=status)
-    assert said.format(p="/p") in done.stderr
+    assert error.format(p="/p") in done.stderr
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-# A program that is not a file, the error of execve(2), and our addition to it.
+# Name in the directory of write_tool() -> (exit status, error of execve(2) and penroot's explanation)
 PROGRAMS = {
     "covered": (127, f"No such file or directory: it {COVERED}"),
     "link": (127, "No such file or directory: it leads to /opt/py/bin/python, which does not exist in the container"),
@@ -244,10 +246,10 @@ PROGRAMS = {
 @pytest.mark.parametrize("name", PROGRAMS)
 @pytest.mark.parametrize("directory", ["/p/", ""])
 def test_program_that_cannot_run_is_explained(user: User, rootfs: pathlib.Path, name: str, directory: str) -> None:
-    status, said = PROGRAMS[name]
+    status, error = PROGRAMS[name]
     write_tool(user.home / "p", "/p", "#!/bin/sh")
     os.mkfifo(user.home / "p/pipe", 0o755)
-    # A machine unknown to any kernel: e_machine of elf(5).
+    # No kernel knows this machine type: e_machine in elf(5).
     program = bytearray(pathlib.Path("/bin/true").read_bytes())
     program[18:20] = b"\xff\xff"
     (user.home / "p/foreign").write_bytes(program)
@@ -257,36 +259,38 @@ def test_program_that_cannot_run_is_explained(user: User, rootfs: pathlib.Path, 
     mounts = ("-m", f"{user.home}/p:/p", "-m", "tmpfs:/srv", "-e", "PATH=/bin:/p")
     done = user.penroot("start", *mounts, "box", directory + name, status=status)
     path = name if name == "foreign" and not directory else f"/p/{name}"
-    assert f"cannot run {path}: {said}" in done.stderr
-    assert "syntax error" not in done.stderr  # the status of a shell
+    assert f"cannot run {path}: {error}" in done.stderr
+    assert "syntax error" not in done.stderr  # no shell has run the program
 
 
 def test_path_that_does_not_exist_is_not_explained(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "link").symlink_to("bin")
     for path in ("/bin/none", "/link/none", "/none/none"):
-        said = user.penroot("start", "box", path, status=127).stderr
-        assert f"cannot run {path}: No such file or directory\n[HINT] the command is looked up inside" in said
+        stderr = user.penroot("start", "box", path, status=127).stderr
+        assert f"cannot run {path}: No such file or directory\n[HINT] the command is looked up inside" in stderr
 
 
 def test_program_on_a_noexec_mount_is_explained(user: User, rootfs: pathlib.Path) -> None:
     write_tool(user.home / "p", "/p", "#!/bin/sh")
     user.own(user.home)
-    said = user.penroot("start", "-m", f"{user.home}/p:/p:noexec", "box", "/p/tool", status=126).stderr
-    assert "cannot run /p/tool: Permission denied: it is on a file system that is mounted noexec; /p is mounted" in said
+    stderr = user.penroot("start", "-m", f"{user.home}/p:/p:noexec", "box", "/p/tool", status=126).stderr
+    assert (
+        "cannot run /p/tool: Permission denied: it is on a file system that is mounted noexec; /p is mounted" in stderr
+    )
 
 
 @pytest.mark.parametrize("directory", ["with blank", "it's", "$(id)"])
 def test_hint_for_line_ends_can_be_followed(user: User, rootfs: pathlib.Path, directory: str) -> None:
-    place = rootfs / "opt" / directory
-    write_tool(place, "", "#!/bin/sh\r")
+    tools = rootfs / "opt" / directory
+    write_tool(tools, "", "#!/bin/sh\r")
     user.own(user.home)
-    said = user.penroot("start", "box", f"/opt/{directory}/tool", status=127).stderr
-    hint = said.rstrip("\n").split("convert it: ")[1].replace("/opt/", f"{rootfs}/opt/")
+    stderr = user.penroot("start", "box", f"/opt/{directory}/tool", status=127).stderr
+    hint = stderr.rstrip("\n").split("convert it: ")[1].replace("/opt/", f"{rootfs}/opt/")
     user.run("sh", "-c", hint)
     assert user.start("box", f"/opt/{directory}/tool") == "ran\n"
 
 
-def test_name_of_a_loader_forges_no_line_of_the_error(user: User, rootfs: pathlib.Path) -> None:
+def test_name_of_a_loader_cannot_forge_an_error_line(user: User, rootfs: pathlib.Path) -> None:
     program = pathlib.Path("/bin/ls").read_bytes()
     loader = re.search(rb"/lib[^\0]*/ld-[^\0]*", program)
     assert loader is not None
@@ -294,11 +298,11 @@ def test_name_of_a_loader_forges_no_line_of_the_error(user: User, rootfs: pathli
     (rootfs / "bin/dynamic").write_bytes(program.replace(loader[0], forged))
     (rootfs / "bin/dynamic").chmod(0o755)
     user.own(rootfs)
-    said = user.penroot("start", "box", "dynamic", status=127).stderr
-    assert len(said.splitlines()) == 1, said
+    stderr = user.penroot("start", "box", "dynamic", status=127).stderr
+    assert len(stderr.splitlines()) == 1, stderr
 
 
-def test_loader_of_a_program_that_is_missing_is_named(user: User, rootfs: pathlib.Path) -> None:
+def test_missing_loader_of_a_program_is_named(user: User, rootfs: pathlib.Path) -> None:
     shutil.copy("/bin/ls", rootfs / "bin/dynamic")
     user.own(rootfs)
     done = user.penroot("start", "box", "dynamic", status=127)
@@ -333,7 +337,7 @@ def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path
 def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None:
     with image.open("r+b") as f:
         f.seek(20)
-        f.write((2).to_bytes(2, "little"))  # LZMA, which squashfuse lacks
+        f.write((2).to_bytes(2, "little"))  # LZMA, which squashfuse does not support
     done = user.penroot("start", str(image), "true", status=1)
     assert str(image) in done.stderr
     assert "Traceback" not in done.stderr
@@ -342,7 +346,7 @@ def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None
 
 def test_mount_of_the_scratch_parent_leaves_scratch_out(user: User, image: pathlib.Path) -> None:
     out = user.start("-m", f"{user.home}:/mnt:none:x-create=dir,rbind", str(image), "ls", "-A", "/mnt/run")
-    assert out == "servers\n"  # files below the scratch directory, on the disk
+    assert out == "servers\n"  # files of the runtime directory, which is on the disk
 
 
 def test_path_entries_that_are_no_programs_are_skipped(user: User, rootfs: pathlib.Path) -> None:
@@ -359,5 +363,5 @@ def test_nothing_is_left_behind(user: User, rootfs: pathlib.Path, image: pathlib
     user.start("box", "true")
     user.start(str(image), "true")
     assert mounts_under(user.home) == []
-    hints = ["named-box", "servers"]  # files that later starts use again
+    hints = ["named-box", "servers"]  # later starts use these files again
     assert sorted(path.name for path in (user.home / "run").iterdir()) == hints

@@ -25,18 +25,18 @@ def test_batch_without_directive(user: User) -> None:
 
 @pytest.mark.parity("hooks: a hook that fails ends the start")
 def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path) -> None:
-    """If a hook fails, the error has its exit status and its stderr."""
+    """The error of a failed hook contains its exit status and stderr."""
     text = "#!/bin/sh\necho noise\necho broken >&2\nexit ${STATUS:-0}\n"
     hook = user.write("etc/hooks.d/50-site.sh", text, 0o755)
     conf = user.write("box.conf", "hooks() { echo noise; }\n")
     assert user.start("-c", str(conf), "box", "echo", "output") == "output\n"
-    said = user.penroot("start", "box", "true", env={"STATUS": "7"}, status=1).stderr
-    assert f"hook {hook} failed with status 7" in said and "broken" in said
+    stderr = user.penroot("start", "box", "true", env={"STATUS": "7"}, status=1).stderr
+    assert f"hook {hook} failed with status 7" in stderr and "broken" in stderr
 
 
 @pytest.mark.parity("environ()")
 @pytest.mark.parametrize(
-    ("script", "status", "said"),
+    ("script", "status", "error"),
     [
         ("exit 7\n", 7, "{} failed with status 7"),
         ("kill -9 $$\n", 137, "{} failed with status -9"),
@@ -50,14 +50,14 @@ def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path)
     ],
 )
 def test_exit_status_of_a_configuration_is_the_starts(
-    user: User, rootfs: pathlib.Path, script: str, status: int, said: str
+    user: User, rootfs: pathlib.Path, script: str, status: int, error: str
 ) -> None:
     """CPython 3.11 once printed a SystemError at exit: see gc.freeze() in main.py."""
     conf = user.write("box.conf", script)
     done = user.penroot("start", "-c", str(conf), "box", "echo", "x", status=status)
-    assert done.stdout == "" and said.format(conf) in done.stderr
-    own = [line for line in done.stderr.splitlines() if not line.startswith(("[ERROR]", "[HINT]"))]
-    assert not own or script == "hooks() {\n", own  # bash prints more lines for this case
+    assert done.stdout == "" and error.format(conf) in done.stderr
+    other_lines = [line for line in done.stderr.splitlines() if not line.startswith(("[ERROR]", "[HINT]"))]
+    assert not other_lines or script == "hooks() {\n", other_lines  # bash itself prints more lines for this script
 
 
 def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathlib.Path) -> None:
@@ -75,16 +75,16 @@ def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, root
         'DISPLAY=${DISPLAY}\nQUOTED="a ${WORD} b"\nBARE=$WORD $(id)\nENROOT_DATA_PATH=/x\n'
         "MINE=[${GITHUB_TOKEN}${PROXY}]\n# penroot-exact: EXACT=${WORD}\nEXACT=${WORD}\nUNSET=[${NOT_SET}]\n"
     )
-    own = {"DISPLAY": ":0", "WORD": "w", "GITHUB_TOKEN": "ghp_x", "PROXY": "http://me:pass@proxy/"}
-    done = user.penroot("start", "box", "env", env=own)
-    got = {*done.stdout.splitlines()}
-    assert {"DISPLAY=:0", "QUOTED=a w b", "BARE=$WORD $(id)", "EXACT=${WORD}", "UNSET=[]", "MINE=[]"} <= got
-    assert not [line for line in got if line.startswith("ENROOT_DATA_PATH")]
+    environ = {"DISPLAY": ":0", "WORD": "w", "GITHUB_TOKEN": "ghp_x", "PROXY": "http://me:pass@proxy/"}
+    done = user.penroot("start", "box", "env", env=environ)
+    lines = {*done.stdout.splitlines()}
+    assert {"DISPLAY=:0", "QUOTED=a w b", "BARE=$WORD $(id)", "EXACT=${WORD}", "UNSET=[]", "MINE=[]"} <= lines
+    assert not [line for line in lines if line.startswith("ENROOT_DATA_PATH")]
     assert "ghp_x" not in done.stdout
     for name in ("GITHUB_TOKEN", "PROXY"):
         assert f"asks for {name}, which looks like a secret: pass it with --env {name}" in done.stderr
-    given = user.start("-e", "GITHUB_TOKEN", "box", "sh", "-c", "echo $GITHUB_TOKEN", env=own)
-    assert given == "ghp_x\n"
+    token = user.start("-e", "GITHUB_TOKEN", "box", "sh", "-c", "echo $GITHUB_TOKEN", env=environ)
+    assert token == "ghp_x\n"
 
 
 @pytest.mark.parity("environ.d: $VAR")
@@ -112,7 +112,7 @@ def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, optio
 
 
 @pytest.mark.parametrize(
-    ("hook", "said"),
+    ("hook", "error"),
     [
         ("def run(c):\n    c.nothing()\n", ":2 failed: AttributeError: "),
         ("def run(c)\n    pass\n", ":1 failed: SyntaxError: "),
@@ -120,11 +120,11 @@ def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, optio
         ("def run(c):\n    c.environ['A'] = '\\0'\n", "cannot run true: the variable 'A': embedded null byte"),
     ],
 )
-def test_a_hook_in_python_that_fails_is_one_line(user: User, rootfs: pathlib.Path, hook: str, said: str) -> None:
+def test_a_hook_in_python_that_fails_is_one_line(user: User, rootfs: pathlib.Path, hook: str, error: str) -> None:
     user.write("etc/hooks.d/50-bad.py", hook)
-    status = 126 if "cannot run" in said else 1
+    status = 126 if "cannot run" in error else 1
     lines = user.penroot("start", "box", "true", status=status).stderr.splitlines()
-    assert said in lines[0]
+    assert error in lines[0]
     assert [line.split()[0] for line in lines] == ["[ERROR]", "[HINT]"]
 
 
@@ -139,11 +139,11 @@ def test_pid_namespace(user: User, rootfs: pathlib.Path) -> None:
 def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) -> None:
     with user.running("penroot", "start", "--pid", "box", "sleep", "600"):
         inside = wait_for_running(user)["pid"]
-    until(lambda: not os.path.exists(f"/proc/{inside}"), "it ends")
+    until(lambda: not os.path.exists(f"/proc/{inside}"), "the end of the process")
 
 
 def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
-    """Containers, images, programs and mounts may have any bytes in their names; mountinfo and stat show them."""
+    """Names may contain any bytes, and appear so in mountinfo and stat: here those of a container and a program."""
     odd = os.fsdecode(b"\xff\xfe")
     rootfs.rename(user.data / odd)
     (user.home / "bin").mkdir()
@@ -186,10 +186,10 @@ def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None
 
 @pytest.mark.parity("ENROOT_RESTRICT_DEV", "10-devices: ENROOT_RESTRICT_DEV")
 @pytest.mark.security("O4")
-def test_restricted_dev_is_a_small_one(user: User, rootfs: pathlib.Path) -> None:
-    """With ENROOT_RESTRICT_DEV, a container has the host's shared memory and only standard devices."""
-    own = {"ENROOT_RESTRICT_DEV": "y"}
-    out = user.start("box", "sh", "-c", "readlink /proc/self/ns/ipc; ls /dev; echo y > /dev/null", env=own)
+def test_restricted_dev_has_only_standard_devices(user: User, rootfs: pathlib.Path) -> None:
+    """With ENROOT_RESTRICT_DEV, a container has only standard devices, but the host's shared memory."""
+    environ = {"ENROOT_RESTRICT_DEV": "y"}
+    out = user.start("box", "sh", "-c", "readlink /proc/self/ns/ipc; ls /dev; echo y > /dev/null", env=environ)
     ipc, *names = out.split()
     assert ipc == os.readlink("/proc/self/ns/ipc")
     assert {"null", "zero", "full", "random", "urandom", "tty", "pts", "shm", "fd", "ptmx"} <= set(names)
@@ -204,7 +204,7 @@ def test_terminal_of_a_small_dev_is_its_console(user: User, rootfs: pathlib.Path
 
 
 @pytest.mark.parity("start --explain (new)")
-def test_explain_changes_nothing_and_says_where_from(user: User, rootfs: pathlib.Path) -> None:
+def test_explain_changes_nothing_and_names_sources(user: User, rootfs: pathlib.Path) -> None:
     before = snapshot(rootfs)
     scripts = [user.home / "etc/hooks.d/50-site.sh", user.home / "job.conf"]
     scripts[0].parent.mkdir(parents=True)
@@ -248,7 +248,7 @@ RC = 'echo rc >&2\nif [ $# -gt 0 ]; then exec "$@"; fi\nexec echo none\n'
     ids=["replaced", "added to", "left alone"],
 )
 def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: str, rc: str | None) -> None:
-    """Case 25: /etc/profile does not replace the image's PATH."""
+    """A login shell reads /etc/profile, but keeps the directories of the image's PATH."""
     (rootfs / "etc/profile").write_text(profile + "export FROM_PROFILE=yes\n")
     if rc:
         (rootfs / "etc/rc").write_text(rc)
@@ -260,7 +260,7 @@ def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: s
 
 
 def test_login_shell_has_the_path_of_the_profile(user: User, rootfs: pathlib.Path) -> None:
-    """If the image sets no PATH, /etc/profile sets it."""
+    """The PATH of /etc/profile counts if the image sets no PATH."""
     (rootfs / "etc/environment").write_text("A=1\n")
     (rootfs / "etc/profile").write_text("export PATH=/bin:/opt/mine\n")
     assert user.start("box", "sh", "-c", "echo $PATH", env={"ENROOT_LOGIN_SHELL": "yes"}) == "/bin:/opt/mine\n"
@@ -281,7 +281,7 @@ MOTD_FILE /etc/motd
 
 
 @pytest.mark.parity("ENROOT_LOGIN_SHELL", "a login shell: login.defs")
-def test_login_does_what_the_image_says_of_logins(user: User, rootfs: pathlib.Path) -> None:
+def test_login_shell_respects_login_defs_of_the_image(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text("LC_TIME=kept\n")
     (rootfs / "etc/login.defs").write_text(LOGIN_DEFS)
     (rootfs / "etc/locale.conf").write_text("LANG=it_IT.UTF-8\nLC_TIME='it_IT'\nOTHER=no\n")
@@ -308,29 +308,29 @@ def test_login_does_what_the_image_says_of_logins(user: User, rootfs: pathlib.Pa
     user.start("--root", "box", "true", env=login)
 
 
-def test_directives_are_settings_and_say_where_they_stand(user: User, rootfs: pathlib.Path) -> None:
+def test_directives_are_settings_with_file_and_line(user: User, rootfs: pathlib.Path) -> None:
     text = "# ENROOT_REMAP_ROOT = yes\n#ENROOT_MAX_PROCESSORS $(nproc)\n#ENROOT_ROOTFS ${BOX}\n"
     conf = user.write("box.conf", text)
-    own = {"BOX": "box", "ENROOT_REMAP_ROOT": "no"}
-    assert user.penroot("batch", str(conf), "id", "-u", env=own).stdout == "0\n"
-    out = user.penroot("start", "--explain", "-c", str(conf), "box", "true", env=own).stdout
+    environ = {"BOX": "box", "ENROOT_REMAP_ROOT": "no"}
+    assert user.penroot("batch", str(conf), "id", "-u", env=environ).stdout == "0\n"
+    out = user.penroot("start", "--explain", "-c", str(conf), "box", "true", env=environ).stdout
     assert f"setting  ENROOT_REMAP_ROOT=yes  ({conf}:1)" in out
     conf.write_text("mounts() { :; }\n#ENROOT_REMAP_ROOTS=yes\n")
     assert "box.conf:2: unknown key" in user.penroot("start", "-c", str(conf), "box", status=1).stderr
 
 
 def running(user: User) -> list[dict[str, object]]:
-    found = json.loads(user.penroot("list", "--format", "json").stdout)
-    return [{"name": c["name"], **p} for c in found for p in c["processes"]]
+    containers = json.loads(user.penroot("list", "--format", "json").stdout)
+    return [{"name": c["name"], **p} for c in containers for p in c["processes"]]
 
 
 def wait_for_running(user: User) -> dict[str, object]:
-    return until(lambda: [p for p in running(user) if p["comm"] == "sleep"], "it runs")[0]
+    return until(lambda: [p for p in running(user) if p["comm"] == "sleep"], "a running sleep")[0]
 
 
 @pytest.fixture(params=[("box",), ("--rw", "box"), ("fuse", "box")], ids=["read-only", "writable", "fuse-overlayfs"])
 def sleeping(request: pytest.FixtureRequest, user: User, rootfs: pathlib.Path) -> Iterator[dict[str, object]]:
-    """Yield a running container."""
+    """Run a container, and yield the object of its process in ``list --format json``."""
     arguments = request.param
     if arguments[0] == "fuse":
         user.environ["ENROOT_NATIVE_OVERLAYFS"] = "no"
@@ -349,7 +349,7 @@ def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
 
 
 def test_data_path_that_is_a_bind_mount_is_listed(user: User, rootfs: pathlib.Path) -> None:
-    """Subvolumes and nested machines have such directories."""
+    """The root of a mount differs from its path, as with subvolumes and in nested containers."""
     moved = user.home / "moved"
     user.data.rename(moved)
     user.data.mkdir()
@@ -379,7 +379,7 @@ def test_exec_names_an_interpreter_that_cannot_run(user: User, sleeping: dict[st
     assert "cannot run /tmp/tool: its interpreter /opt/none/sh2 does not exist in the container" in done.stderr
 
 
-def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, rootfs: pathlib.Path) -> None:
+def test_exec_takes_a_number_for_a_job_before_a_pid(user: User, rootfs: pathlib.Path) -> None:
     step = ("-e", "SLURM_JOB_ID=1", "-e", "SLURM_STEP_ID=3")
     with user.running("penroot", "start", *step, "box", "sleep", "600"):
         wait_for_running(user)
@@ -389,10 +389,10 @@ def test_exec_by_a_job_that_has_the_number_of_a_process_outside(user: User, root
     assert "cannot join process 1" in user.penroot("exec", "1", "true", status=1).stderr
 
 
-def test_exec_of_a_process_outside_containers_says_so(user: User, rootfs: pathlib.Path) -> None:
+def test_exec_of_a_process_outside_containers_is_refused(user: User, rootfs: pathlib.Path) -> None:
     with user.running("sleep", "600") as outside:
-        said = user.penroot("exec", str(outside.pid), "true", status=1).stderr
-        assert f"process {outside.pid} is not in a container" in said
+        stderr = user.penroot("exec", str(outside.pid), "true", status=1).stderr
+        assert f"process {outside.pid} is not in a container" in stderr
 
 
 def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) -> None:
@@ -407,7 +407,7 @@ def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) 
         for more in (1, 3):
             box = (user.running("penroot", "start", "box", "sleep", "600") for _ in range(more))
             started += map(stack.enter_context, box)
-            until(all_run, "all of them run")
+            until(all_run, "the start of all containers")
             pid = pid or str(wait_for_running(user)["pid"])
             user.penroot("exec", pid, "true", prefix=("strace", "-f", "-qq", "-o", str(trace)))
             counts.append(trace.read_text().count('"/proc/'))

@@ -1,4 +1,4 @@
-"""Capture all packets of a swarm: they reveal no secret."""
+"""Capture all packets of a swarm, and check that they reveal no secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kernel.test_swarm_sockets import Host, Lab, alone, blobs
 SIZES = (700_000, 300_001)
 TOKEN = '{"registry.example": "Bearer ' + random.Random(1).randbytes(300).hex() + '"}'
 MANIFEST, CONFIG = (random.Random(seed).randbytes(2000).hex().encode() for seed in (2, 3))
-_PIECE = 12  # equal bytes in a row that are no coincidence
+_PIECE = 12  # bytes: so many consecutive bytes of a secret cannot be in a packet by chance
 _ALL = 3  # ETH_P_ALL, if_ether.h
 _SO_RCVBUFFORCE = 33  # socket(7)
 _BUFFER_BYTES = 64 << 20  # more than all packets: none is lost
@@ -31,7 +31,7 @@ class Private(Host):
 
 
 class Capture:
-    """Captures all packets of lo."""
+    """Capture all packets on the interface lo in a thread."""
 
     def __init__(self) -> None:
         self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
@@ -86,12 +86,14 @@ def test_captured_packets_reveal_nothing(tmp_path: Path) -> None:
                 lab.start(node)
             for node in range(2):
                 assert lab.result(node) == [hashlib.sha256(layer).hexdigest() for layer in layers]
-        assert lab.requests == [0, 1], "each node has downloaded from the other"
-        assert sum(map(len, packets)) > SIZES[1], "the buffer may lose packets, but not that many"
+        assert lab.requests == [0, 1], (
+            "each node should download one blob from the registry and the other from its peer"
+        )
+        assert sum(map(len, packets)) > SIZES[1], "the capture lost too many packets"
         return not reveals(packets, secrets)
 
     def clear(address: str) -> bool:
-        """Prove that the capture finds a secret in plain text."""
+        """Send a secret in plain text, and return whether the capture contains it."""
         with (
             captured() as packets,
             socket.create_server((address, 0)) as server,

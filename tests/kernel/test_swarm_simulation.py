@@ -1,4 +1,4 @@
-"""The decisions of a swarm in virtual time: duration, cost, and that every living node is served."""
+"""Simulate a swarm in virtual time: its duration, its traffic, and that every living node gets the image."""
 
 from __future__ import annotations
 
@@ -9,16 +9,16 @@ from benchmarks.swarm.simulation import DETECTION_S, IMAGE, MAX_RATIO, TROUBLE, 
 
 @pytest.mark.parametrize("nodes", [2, 3, 8, 40])
 def test_many_nodes_take_little_longer_than_one(nodes: int) -> None:
-    alone, together = large(1), large(nodes)
-    assert len(together.ready) == nodes
-    assert last_of(together) <= MAX_RATIO * last_of(alone)
-    assert together.from_registry <= 1.01 * sum(IMAGE)
-    assert max(together.uploads) <= 1.4 * sum(IMAGE)
+    single, swarm = large(1), large(nodes)
+    assert len(swarm.ready) == nodes
+    assert last_of(swarm) <= MAX_RATIO * last_of(single)
+    assert swarm.from_registry <= 1.01 * sum(IMAGE)
+    assert max(swarm.uploads) <= 1.4 * sum(IMAGE)
 
 
 @pytest.mark.parametrize(("nodes", "seed"), [(3, 3), (100, 10)])
 def test_slow_fetcher_delays_the_others_little(nodes: int, seed: int) -> None:
-    """With three nodes; and with a hundred, of which the other fetcher dies and a third one takes over."""
+    """In the run of a hundred nodes, the other fetcher dies, and a third node takes over."""
     outcome = large(nodes, seed, **TROUBLE)
     assert outcome.slow
     assert last_of(outcome) <= MAX_RATIO * last_of(large(1)) + 2 * DETECTION_S
@@ -35,7 +35,7 @@ def test_dead_and_slow_nodes_delay_the_others_little() -> None:
 
 @pytest.mark.parametrize(("nodes", "late", "seed"), [(4, 1.0, 4), (8, 2, 1), (16, 5, 2), (16, 20, 5), (8, 60, 0)])
 def test_late_node_uploads_its_share(nodes: int, late: float, seed: int) -> None:
-    """Nodes join within ``late`` seconds. Without late relays the first nodes would upload several images."""
+    """Nodes join within ``late`` seconds. If late nodes did not upload, the first would upload several images."""
     blobs, link = [80_000_000, 70_000_000, 60_000_000, 40_000_000], 3.75e6
     outcome = Run(World(nodes, blobs, link, link, unpack=1e9, late=late, seed=seed)).go()
     assert len(outcome.ready) == nodes

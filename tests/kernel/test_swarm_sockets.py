@@ -1,4 +1,4 @@
-"""A swarm over real sockets: the tracker, the nodes and the attackers are processes of this host."""
+"""A swarm over real sockets. The tracker, the nodes and the attackers are processes of this host."""
 
 from __future__ import annotations
 
@@ -47,14 +47,14 @@ def blobs(sizes: Sequence[int]) -> list[bytes]:
 
 
 def readable(fd: int, seconds: float) -> bool:
-    """Wait for data with poll(2): the test run may have more descriptors open than select(2) allows."""
+    """Wait up to ``seconds`` for data. poll(2), unlike select(2), accepts descriptors above 1023."""
     poll = select.poll()
     poll.register(fd, select.POLLIN)
     return bool(poll.poll(seconds * 1000))
 
 
 class Host:
-    """The tracker's host. It has an image, or if there are no layers, the registry refuses the image."""
+    """The tracker's host, which resolves the image. Without layers, the registry refuses the image."""
 
     def __init__(self, layers: Sequence[bytes]) -> None:
         self.layers = layers
@@ -75,7 +75,7 @@ class Host:
 
 
 class Lab:
-    """A tracker and nodes, each a process. ``requests`` lists the blobs that nodes have fetched."""
+    """A tracker and nodes, each in a process."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class Lab:
         host: str = "127.0.0.1",
         has: Callable[[Sequence[bytes]], Host] = Host,
     ) -> None:
-        """``host``: an address of the tracker's host; ``has`` makes its Host."""
+        """Start the tracker. ``host`` is an address of the tracker's host, and ``has`` creates its Host."""
         self.directory, self.layers, self.nodes, self.host = directory, layers, nodes, host
         self.swarm = Swarm(KEY, CONTEXT, nodes)
         self.processes: dict[int, int] = {}
@@ -123,8 +123,8 @@ class Lab:
 
         os.setpgid(0, 0)
         if os.fork() == 0:
-            here = Loop(self.swarm, node)
-            PeerProcess(here, answered(here, self.port, self.host), spool, fetch).run()
+            loop = Loop(self.swarm, node)
+            PeerProcess(loop, answered(loop, self.port, self.host), spool, fetch).run()
             return
         while any(spool.available(blob) < spool.sizes[blob] for blob in lacks):
             time.sleep(0.02)
@@ -147,7 +147,7 @@ class Lab:
 
     @property
     def requests(self) -> list[int]:
-        """The blobs that nodes have fetched, once for each request."""
+        """Return the blob of each request to the registry."""
         return sorted(int(path.name.split(".")[0]) for path in self.directory.iterdir())
 
     def close(self) -> None:
@@ -163,7 +163,7 @@ class Lab:
 
 @contextlib.contextmanager
 def ending() -> Iterator[None]:
-    """End the process in any case."""
+    """Exit the process after the block, also after an exception."""
     try:
         yield
     finally:
@@ -172,7 +172,7 @@ def ending() -> Iterator[None]:
 
 @contextlib.contextmanager
 def forked(work: Callable[[], object]) -> Iterator[None]:
-    """Do some work in a process until the end of the context."""
+    """Call ``work`` in a process, and kill the process at the end of the block."""
     if (process := os.fork()) == 0:
         with ending():
             work()
@@ -184,32 +184,32 @@ def forked(work: Callable[[], object]) -> Iterator[None]:
 
 
 def answered(loop: Loop, port: int, host: str = "127.0.0.1") -> Connection:
-    """Return a connection to the tracker after its answer."""
+    """Connect to the tracker, wait for its answer, and return the connection."""
 
     def stop(*_: object) -> None:
         loop.running = False
 
-    found = connect_to_tracker(loop, port, stop, host=host)
-    found.on_close = stop
+    connection = connect_to_tracker(loop, port, stop, host=host)
+    connection.on_close = stop
     loop.run()
     loop.running = True
-    return found
+    return connection
 
 
 def connect_to_tracker(
     loop: Loop,
     port: int,
-    heard: Callable[[Mapping[str, object]], None],
+    on_message: Callable[[Mapping[str, object]], None],
     *,
     lacks: bool = True,
     host: str = "127.0.0.1",
 ) -> Connection:
-    """Return a connection to the tracker, to which the node will announce itself."""
-    found = loop.connect("t", (host, port))
-    found.max_bytes = wire.MAX_TRACKER_BYTES
-    found.on_message = heard
-    found.on_ready = lambda: found.send({"is": "Come", "lacks": lacks})
-    return found
+    """Return a connection to the tracker. When it is ready, the node announces itself."""
+    connection = loop.connect("t", (host, port))
+    connection.max_bytes = wire.MAX_TRACKER_BYTES
+    connection.on_message = on_message
+    connection.on_ready = lambda: connection.send({"is": "Come", "lacks": lacks})
+    return connection
 
 
 @pytest.fixture
@@ -221,13 +221,13 @@ def make(tmp_path: Path) -> Iterator[Callable[..., Lab]]:
         return labs[-1]
 
     yield lab
-    for each in labs:
-        each.close()
+    for created in labs:
+        created.close()
 
 
 @pytest.fixture
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Have the tracker find no node slow or stalled, however busy this host is."""
+    """Prevent the tracker from treating a node as slow or stalled, because this host may be busy."""
     monkeypatch.setattr(fetchers, "COMPARE_AFTER_S", 1e9)
     monkeypatch.setattr(tracker, "STALLED_AFTER_S", 1e9)
 
@@ -308,7 +308,7 @@ def test_nodes_go_on_without_a_tracker(make: Callable[..., Lab]) -> None:
     assert lab.all_get_the_image(*range(3))
 
 
-# -- attacks
+# -- attacks; a stranger is a connection that is no member of the swarm
 
 
 def stranger(port: int) -> socket.socket:
@@ -316,7 +316,7 @@ def stranger(port: int) -> socket.socket:
 
 
 class Talk:
-    """A connection of a member that sends arbitrary messages."""
+    """A TLS connection as a member of the swarm, which can send arbitrary messages."""
 
     def __init__(
         self, sock: socket.socket, node: int = 1, role: str = "t", swarm: tuple[bytes, str] = (KEY, CONTEXT)
@@ -326,7 +326,7 @@ class Talk:
         self.sent: list[bytes] = []
 
     def send(self) -> None:
-        """Send the pending bytes of TLS."""
+        """Send the bytes that TLS has pending."""
         self.sent.append(self._end.pending())
         self._sock.sendall(self.sent[-1])
 
@@ -345,7 +345,7 @@ class Talk:
         self.send()
 
     def read(self) -> bytes:
-        """Read, and return all bytes that are no message. Raises EOFError."""
+        """Read once. Return all bytes that receive() has not consumed. Raises EOFError."""
         data = self._sock.recv(65536)
         if not data:
             raise EOFError
@@ -362,7 +362,7 @@ class Talk:
 
 @contextlib.contextmanager
 def admitted(port: int, role: str = "t") -> Iterator[tuple[socket.socket, Talk]]:
-    """Connect as a member, which is admitted."""
+    """Connect as a member, and check that the other end admits the member."""
     with stranger(port) as sock:
         talk = Talk(sock, role=role)
         assert talk.is_admitted()
@@ -370,7 +370,7 @@ def admitted(port: int, role: str = "t") -> Iterator[tuple[socket.socket, Talk]]
 
 
 def is_closed(sock: socket.socket) -> bool:
-    """Read until the other end has closed a connection."""
+    """Read until the other end has closed the connection, and return True."""
     with contextlib.suppress(ConnectionError):
         while sock.recv(65536):
             pass
@@ -398,20 +398,20 @@ def test_many_strangers_do_not_keep_members_out(make: Callable[..., Lab]) -> Non
         assert all(map(is_closed, strangers))
 
 
-# A ClientHello of a stranger.
+# The ClientHello of a stranger
 HELLO = End("t", 1, (b"x" * 32, CONTEXT)).pending()
 
 
 def flood(port: int, network: str, address: str) -> None:
     """Connect from thousands of addresses, send nothing or nonsense, and hold as many connections as possible."""
-    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+    _, max_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max_descriptors, max_descriptors))
     held: deque[socket.socket] = deque()
     for number in itertools.count():
         source = f"{network}.{number // 250 % 250}.{1 + number % 250}"
         sock = socket.socket()
         sock.setblocking(False)
-        with contextlib.suppress(OSError):  # a queue may be full
+        with contextlib.suppress(OSError):  # a queue of the kernel may be full
             sock.bind((source, 0))
             sock.connect_ex((address, port))
             if number % 3:
@@ -423,7 +423,7 @@ def flood(port: int, network: str, address: str) -> None:
 
 @contextlib.contextmanager
 def flooded(port: int, network: str, address: str) -> Iterator[None]:
-    """Flood with two processes."""
+    """Flood a port with two processes during the block."""
     attack = partial(flood, port, network, address)
     with forked(attack), forked(attack):
         time.sleep(1)
@@ -431,7 +431,7 @@ def flooded(port: int, network: str, address: str) -> Iterator[None]:
 
 
 def admits_member(port: int, address: str, role: str = "t", node: int = 1) -> bool:
-    """Check whether a member is let in, within the tries of a node."""
+    """Return whether a member is admitted within the number of tries that a node makes."""
     for _ in range(3):
         with contextlib.suppress(OSError), socket.create_connection((address, port), timeout=20) as sock:
             if Talk(sock, node, role).is_admitted():
@@ -444,7 +444,7 @@ def admits_member(port: int, address: str, role: str = "t", node: int = 1) -> bo
 
 
 def alone(act: Callable[[str], bool]) -> bool:
-    """Call ``act`` with an address of a network namespace whose only network is 10.0.0.0/8 on lo. Return its result."""
+    """Call ``act`` in a network namespace that has only 10.0.0.0/8 on lo, with an address there. Return its result."""
     child = os.fork()
     if child == 0:
         try:
@@ -461,7 +461,7 @@ def alone(act: Callable[[str], bool]) -> bool:
 
 
 @pytest.mark.parametrize(
-    ("one", "other", "are_one"),
+    ("one", "other", "same"),
     [
         ("127.0.0.1", "127.200.3.4", True),
         ("127.0.0.1", "::1", True),
@@ -470,17 +470,17 @@ def alone(act: Callable[[str], bool]) -> bool:
         ("10.0.0.1", "10.0.0.2", False),
     ],
 )
-def test_addresses_of_one_user_are_one_neighbourhood(one: str, other: str, are_one: bool) -> None:
-    assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is are_one
+def test_addresses_of_one_user_are_one_neighbourhood(one: str, other: str, same: bool) -> None:
+    assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is same
 
 
 @pytest.mark.security("N1")
 @pytest.mark.parametrize(("role", "network"), [("t", "127.9"), ("p", "10.9")], ids=["tracker", "node"])
 def test_flood_from_many_addresses_keeps_no_member_out(role: str, network: str) -> None:
     def attack(address: str) -> bool:
-        here = Loop(Swarm(KEY, CONTEXT, 40), TRACKER)
-        port = here.listen(role, listener(), lambda member: None)
-        with forked(here.run), flooded(port, network, address):
+        loop = Loop(Swarm(KEY, CONTEXT, 40), TRACKER)
+        port = loop.listen(role, listener(), lambda member: None)
+        with forked(loop.run), flooded(port, network, address):
             return all(admits_member(port, address, role, node) for node in range(3))
 
     assert attack("127.0.0.1") if network == "127.9" else alone(attack)
@@ -489,7 +489,7 @@ def test_flood_from_many_addresses_keeps_no_member_out(role: str, network: str) 
 @pytest.mark.security("N1")
 @pytest.mark.parametrize("wrong", [{"swarm": (b"x" * 32, CONTEXT)}, {"swarm": (KEY, "7.1")}, {"role": "p"}])
 def test_member_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, Any]) -> None:
-    """The answer is an alert, without a certificate, not even an encrypted one."""
+    """The answer is an alert. It contains no certificate, not even an encrypted certificate."""
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
         Talk(sock, **wrong).send()
@@ -561,31 +561,31 @@ def test_false_message_harms_only_its_sender(make: Callable[..., Lab], message: 
 
 
 def test_one_node_that_lacks_the_image_gets_the_reason(make: Callable[..., Lab]) -> None:
-    """A node that has the image does not fail, so it would not report the reason."""
+    """A node that has the image does not fail, so the tracker must send the reason to a node without the image."""
     lab = make((), 3)
-    heard: dict[int, Mapping[str, object]] = {}
-    known: list[int] = []
+    messages: dict[int, Mapping[str, object]] = {}
+    announced: list[int] = []
     loops = [Loop(lab.swarm, node) for node in range(3)]
-    for node, here in enumerate(loops):
-        connection = connect_to_tracker(here, lab.port, partial(heard.__setitem__, node), lacks=node > 0)
-        say = connection.on_ready
-        connection.on_ready = lambda say=say, node=node: (say(), known.append(node))
-        until(here, lambda node=node: node in known)
-    for node, here in enumerate(loops):
-        until(here, lambda node=node: node in heard)
-    assert heard[0]["reason"] == ""
-    assert sorted((heard[1]["reason"], heard[2]["reason"])) == ["", "no such image"]
+    for node, loop in enumerate(loops):
+        connection = connect_to_tracker(loop, lab.port, partial(messages.__setitem__, node), lacks=node > 0)
+        announce = connection.on_ready
+        connection.on_ready = lambda announce=announce, node=node: (announce(), announced.append(node))
+        until(loop, lambda node=node: node in announced)
+    for node, loop in enumerate(loops):
+        until(loop, lambda node=node: node in messages)
+    assert messages[0]["reason"] == ""
+    assert sorted((messages[1]["reason"], messages[2]["reason"])) == ["", "no such image"]
 
 
 @pytest.mark.security("N2")
 def test_peer_that_does_not_read_is_closed() -> None:
-    """Unsent data to one peer has a limit. Above it only that connection ends."""
-    here = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
+    """The unsent data for a peer is limited. Above the limit, the connection of this peer ends."""
+    loop = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
     accepted: list[Connection] = []
     reasons: list[str] = []
-    with stranger(here.listen("t", listener(), accepted.append)) as deaf:
+    with stranger(loop.listen("t", listener(), accepted.append)) as deaf:
         with attacking(Talk(deaf).is_admitted):
-            until(here, lambda: accepted)
+            until(loop, lambda: accepted)
         accepted[0].on_close = reasons.append
         for _ in range(200):
             accepted[0].send({"fill": "x" * (1 << 20)})
@@ -600,7 +600,7 @@ def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
     uploaded = 0
     with open(tmp_path / "blob", "wb+") as blob:
         blob.truncate(size)
-        here = Loop(Swarm(KEY, CONTEXT, 2), 0)
+        loop = Loop(Swarm(KEY, CONTEXT, 2), 0)
 
         def serve(connection: Connection) -> None:
             def more() -> bool:
@@ -612,50 +612,50 @@ def test_peer_that_does_not_read_costs_no_memory(tmp_path: Path) -> None:
             connection.send_more = more
             connection.wake()
 
-        port = here.listen("p", listener(), serve)
+        port = loop.listen("p", listener(), serve)
         with stranger(port) as deaf, attacking(Talk(deaf, role="p").is_admitted) as attack:
-            until(here, lambda: not attack.is_alive() and uploaded)
+            until(loop, lambda: not attack.is_alive() and uploaded)
             before = -1
-            while uploaded != before:  # until all buffers are full
+            while uploaded != before:  # repeat until all buffers are full
                 before = uploaded
-                until_later(here)
+                until_later(loop)
             assert uploaded < size / 4
 
 
 @pytest.fixture
 def members() -> Iterator[Callable[..., Members]]:
-    """Makes listeners."""
+    """Return a function that creates Members."""
     with contextlib.ExitStack() as stack:
-        yield lambda role, most: stack.enter_context(contextlib.closing(Members(role, most)))
+        yield lambda role, max_connections: stack.enter_context(contextlib.closing(Members(role, max_connections)))
 
 
 class Members:
-    """A listener of a tracker or a peer, in a swarm of three nodes. It serves while a client connects."""
+    """A listening tracker or peer in a swarm of three nodes. It serves only while a client connects."""
 
-    def __init__(self, role: str, most: int) -> None:
-        self.role, self.here = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER)
+    def __init__(self, role: str, max_connections: int) -> None:
+        self.role, self.loop = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER)
         self.connections: list[Connection] = []
-        self.port = self.here.listen(role, listener(), self.connections.append, most)
+        self.port = self.loop.listen(role, listener(), self.connections.append, max_connections)
         self._clients: list[socket.socket] = []
 
     def connect(self, node: int, source: str = "127.0.0.1", *, ends: bool = True) -> socket.socket:
-        """Connect as a member. ``ends``: complete the handshake."""
+        """Connect as a member. Complete the handshake only if ``ends`` is true."""
         client = socket.create_connection(("127.0.0.1", self.port), _TIME, (source, 0))
         self._clients.append(client)
         talk = Talk(client, node, self.role)
         if ends:
             with attacking(talk.is_admitted) as thread:
-                until(self.here, lambda: not thread.is_alive())
+                until(self.loop, lambda: not thread.is_alive())
         else:
             talk.send()
-            until(self.here, lambda: readable(client.fileno(), 0))
+            until(self.loop, lambda: readable(client.fileno(), 0))
             with contextlib.suppress(ConnectionError):
                 client.recv(65536)
         return client
 
     @property
     def open(self) -> list[int]:
-        """The nodes of open connections."""
+        """Return the node of each open connection."""
         return [member.node for member in self.connections if not member._closed]
 
     def close(self) -> None:
@@ -663,19 +663,21 @@ class Members:
             client.close()
 
 
-@pytest.mark.parametrize(("role", "most"), [("t", 1), ("p", 2)])
-def test_node_has_no_more_connections_than_it_needs(members: Callable[..., Members], role: str, most: int) -> None:
-    lobby = members(role, most)
+@pytest.mark.parametrize(("role", "max_connections"), [("t", 1), ("p", 2)])
+def test_node_has_no_more_connections_than_it_needs(
+    members: Callable[..., Members], role: str, max_connections: int
+) -> None:
+    lobby = members(role, max_connections)
     first = lobby.connect(1)
     for _ in range(9):
         lobby.connect(1)
     lobby.connect(2)
-    assert sorted(lobby.open) == [1] * most + [2]
-    assert not readable(first.fileno(), 0)  # the others have not replaced it
+    assert sorted(lobby.open) == [1] * max_connections + [2]
+    assert not readable(first.fileno(), 0)  # the later connections have not replaced the first one
     first.close()
-    until(lobby.here, lambda: len(lobby.open) == most)
+    until(lobby.loop, lambda: len(lobby.open) == max_connections)
     lobby.connect(1)
-    assert sorted(lobby.open) == [1] * most + [2]
+    assert sorted(lobby.open) == [1] * max_connections + [2]
 
 
 @pytest.mark.security("N1")
@@ -685,7 +687,7 @@ def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], r
     first = lobby.connect(1)
     assert is_closed(lobby.connect(1, "127.0.0.2"))
     first.close()
-    until(lobby.here, lambda: not lobby.open)
+    until(lobby.loop, lambda: not lobby.open)
     assert is_closed(lobby.connect(1, "127.0.0.2"))
     lobby.connect(1)
     lobby.connect(2, "127.0.0.2")
@@ -700,28 +702,28 @@ def test_unknown_node_number_is_refused(members: Callable[..., Members], role: s
 
 @pytest.mark.parametrize("role", ["t", "p"])
 def test_repeated_first_message_holds_little(members: Callable[..., Members], role: str) -> None:
-    """An eavesdropper can repeat a node's first message, but the node itself is let in."""
+    """An eavesdropper can repeat a node's first message. The node itself is admitted nevertheless."""
     lobby = members(role, 1)
     repeated = [lobby.connect(1, ends=False) for _ in range(20)]
     assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.MAX_UNFINISHED
-    assert len(lobby.here._deadlines) == loops.MAX_UNFINISHED
+    assert len(lobby.loop._deadlines) == loops.MAX_UNFINISHED
     lobby.connect(1)
     assert lobby.open == [1]
 
 
 @contextlib.contextmanager
 def attacking(attack: Callable[[], object]) -> Iterator[threading.Thread]:
-    """Run an attack in a thread."""
+    """Run an attack in a thread, and wait for its end after the block."""
     thread = threading.Thread(target=attack)
     thread.start()
     yield thread
     thread.join(_TIME)
 
 
-def until_later(here: Loop) -> None:
+def until_later(loop: Loop) -> None:
     """Serve for half a second."""
     end = time.monotonic() + 0.5
-    until(here, lambda: time.monotonic() > end)
+    until(loop, lambda: time.monotonic() > end)
 
 
 def endless(sock: socket.socket) -> None:
@@ -732,7 +734,7 @@ def endless(sock: socket.socket) -> None:
         talk.send_plain(bytes(1 << 16))
 
 
-def says(data: bytes) -> Callable[[socket.socket], None]:
+def sends(data: bytes) -> Callable[[socket.socket], None]:
     return lambda sock: sock.sendall(data)
 
 
@@ -743,7 +745,7 @@ def has_another(**wrong: Any) -> Callable[[socket.socket], None]:
 def knows_the_name(
     identity: Identity | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> Callable[[socket.socket], None]:
-    """An eavesdropper that knows a member's server name. It has another certificate, or none."""
+    """Return the attack of an eavesdropper that knows a member's server name, with the certificate of ``identity``."""
 
     def attack(sock: socket.socket) -> None:
         context = (
@@ -766,9 +768,9 @@ ATTACKS = {
     "no certificate": (knows_the_name(), "peer did not return a certificate"),
     "an older TLS": (knows_the_name(version=ssl.TLSVersion.TLSv1_2), "unsupported protocol"),
     "its own node": (has_another(node=0), "the other end claims this node's number"),
-    "a stranger": (says(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "not a member of this swarm"),
+    "a stranger": (sends(b"GET / HTTP/1.1\r\nHost: somewhere\r\n\r\n" + bytes(64)), "not a member of this swarm"),
     "an endless message": (endless, "a message of 2147483648 bytes"),
-    "silence": (says(b""), "the handshake takes too long"),
+    "silence": (sends(b""), "the handshake takes too long"),
 }
 
 
@@ -779,8 +781,8 @@ def test_attack_is_one_debug_line(name: str, monkeypatch: pytest.MonkeyPatch) ->
     lines: list[tuple[str, str]] = []
     monkeypatch.setattr(log, "_debug", True)
     monkeypatch.setattr(log, "sink", lambda level, text: lines.append((level, text)))
-    here = Loop(Swarm(KEY, CONTEXT, 2), 0)
-    with stranger(here.listen("t", listener(), lambda member: None)) as attacker:
+    loop = Loop(Swarm(KEY, CONTEXT, 2), 0)
+    with stranger(loop.listen("t", listener(), lambda member: None)) as attacker:
 
         def attempt() -> None:
             with contextlib.suppress(ConnectionError):
@@ -788,14 +790,14 @@ def test_attack_is_one_debug_line(name: str, monkeypatch: pytest.MonkeyPatch) ->
             is_closed(attacker)
 
         with attacking(attempt) as thread:
-            until(here, lambda: not thread.is_alive())
+            until(loop, lambda: not thread.is_alive())
     assert [level for level, _ in lines] == ["DEBUG"], lines
     assert lines[0][1].startswith("swarm: 127.0.0.1: ")
     assert why in lines[0][1]
 
 
 class Member:
-    """One of three nodes. It has the key, lacks the last blob, and sends arbitrary requests to its parent."""
+    """One of three nodes, with the key. It lacks the last blob, and can send arbitrary requests to its parent."""
 
     def __init__(self, lab: Lab) -> None:
         self._sock = stranger(lab.port)
@@ -829,17 +831,17 @@ class Member:
 
 @pytest.mark.security("N2")
 def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None:
-    """A request that comes before the plan is handled when the tracker sends the plan."""
-    here, heard = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), list[Mapping[str, object]]()
+    """The peer handles a request that it gets before the plan when the tracker has sent the plan."""
+    loop, messages = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), list[Mapping[str, object]]()
     peers: list[Connection] = []
     reasons: list[str] = []
 
     def accept(peer: Connection) -> None:
         peers.append(peer)
-        peer.on_message = heard.append
+        peer.on_message = messages.append
         peer.on_close = reasons.append
 
-    tracker_port = here.listen("t", listener(), accept)
+    tracker_port = loop.listen("t", listener(), accept)
 
     def be_peer() -> None:
         loop = Loop(Swarm(KEY, CONTEXT, 3), 0)
@@ -847,23 +849,23 @@ def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None
         PeerProcess(loop, tracker, Spool([1000], [0], str(tmp_path)), lambda blob, start: iter(())).run()
 
     with forked(be_peer):
-        until(here, lambda: heard)
+        until(loop, lambda: messages)
         peers[0].send({"is": "Documents"})
-        until(here, lambda: len(heard) > 1)
-        with admitted(heard[1]["address"][1], "p") as (member, talk):  # type: ignore[index]
+        until(loop, lambda: len(messages) > 1)
+        with admitted(messages[1]["address"][1], "p") as (member, talk):  # type: ignore[index]
             for message in ({"is": "Take", "tree": 99, "trees": 9, "wanted": [[0, 0]]},) * 2:
                 talk.send_message(message)
-            until_later(here)
+            until_later(loop)
             peers[0].send(wire.encode(Routes(1, (0,), False, ())))
-            until(here, lambda: readable(member.fileno(), 0) or reasons)
+            until(loop, lambda: readable(member.fileno(), 0) or reasons)
             assert is_closed(member)
-        before = len(heard)
-        until(here, lambda: len(heard) > before or reasons)
-        assert heard[-1]["is"] == "Report" and not reasons
+        before = len(messages)
+        until(loop, lambda: len(messages) > before or reasons)
+        assert messages[-1]["is"] == "Report" and not reasons
 
 
 @pytest.mark.security("N2")
-@pytest.mark.usefixtures("patient")  # otherwise the other nodes leave in the end, as this one is silent
+@pytest.mark.usefixtures("patient")  # without it, the other nodes would leave in the end, because this node is silent
 @pytest.mark.parametrize(
     "message",
     [
@@ -886,7 +888,7 @@ def test_bad_request_of_a_child_ends_its_connection(make: Callable[..., Lab], me
 
 @pytest.mark.security("N2")
 def test_request_for_an_unknown_blob_is_ignored(make: Callable[..., Lab]) -> None:
-    """A request for an unknown and a known blob gets the known one."""
+    """The answer to a request for an unknown and a known blob is the known blob."""
     lab = make(SIZES, 3)
     lab.start(0, 2)
     with contextlib.closing(Member(lab)) as member:
@@ -915,42 +917,42 @@ def test_child_that_does_not_read_delays_no_node(make: Callable[..., Lab]) -> No
             assert lab.all_get_the_image(0, 2)
 
 
-@pytest.mark.parametrize(("nodes", "idle"), [(2, 3), (10_000, 30)])
-def test_ten_thousand_nodes_get_few_pings(nodes: int, idle: int) -> None:
-    here = Loop(Swarm(KEY, CONTEXT, nodes), 0)
-    with socket.create_server(("127.0.0.1", 0)) as there:
-        for role, seconds in ((loops.TO_TRACKER, idle), (loops.TO_PEER, 3)):
-            connection = here.connect(role, there.getsockname())
+@pytest.mark.parametrize(("nodes", "idle_s"), [(2, 3), (10_000, 30)])
+def test_ten_thousand_nodes_get_few_pings(nodes: int, idle_s: int) -> None:
+    loop = Loop(Swarm(KEY, CONTEXT, nodes), 0)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        for role, seconds in ((loops.TO_TRACKER, idle_s), (loops.TO_PEER, 3)):
+            connection = loop.connect(role, server.getsockname())
             with socket.socket(fileno=os.dup(connection.fileno())) as sock:
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_KEEPIDLE) == seconds
                 assert sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 3000 * seconds
             connection.close()
 
 
-def test_host_that_never_answers_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connection_to_a_silent_host_times_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loops, "CONNECT_TIMEOUT_S", 0.3)
-    here, reasons = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
+    loop, reasons = Loop(Swarm(KEY, CONTEXT, 2), 0), list[str]()
     with socket.create_server(("127.0.0.1", 0)) as mute:
-        connection = here.connect("p", mute.getsockname())
+        connection = loop.connect("p", mute.getsockname())
         connection.on_close = reasons.append
-        until(here, lambda: reasons)
+        until(loop, lambda: reasons)
     assert reasons == ["the handshake takes too long"]
 
 
-def until(here: Loop, happens: Callable[[], object]) -> None:
+def until(loop: Loop, happens: Callable[[], object]) -> None:
     """Serve until a condition holds."""
     deadline = time.monotonic() + _TIME
 
     def tick(now: float) -> None:
         assert now < deadline
-        here.running = not happens()
+        loop.running = not happens()
 
-    here.tick, here.running = tick, True
-    here.run()
+    loop.tick, loop.running = tick, True
+    loop.run()
 
 
 def test_unknown_node_is_refused_beside_the_seed(make: Callable[..., Lab]) -> None:
-    """The numbers of the seed and the tracker differ, and a number beyond the nodes is refused."""
+    """The seed and the tracker have different numbers. The tracker refuses a number that no node has."""
     assert SEED != TRACKER
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
@@ -958,7 +960,7 @@ def test_unknown_node_is_refused_beside_the_seed(make: Callable[..., Lab]) -> No
 
 
 def test_objects_of_a_parent_close_no_later_file() -> None:
-    """Objects of the parent process keep their descriptor numbers until they are garbage-collected, at any time."""
+    """Socket objects of the parent keep their descriptor numbers in a child until they are closed or collected."""
     ours, other = socket.socketpair()
     read, write = os.pipe()
     if (child := os.fork()) == 0:

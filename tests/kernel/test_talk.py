@@ -1,7 +1,7 @@
-"""The commands of the talk that presented enroot, one script each, run under enroot's names by an ordinary user.
+"""An ordinary user runs the commands of the talk that presented enroot, under enroot's names, in two scripts.
 
-The image is a small Debian made of this machine's apt and dpkg, the registry is local, and the GPUs are a fake host's,
-with a stub of nvidia-smi.
+The image is a small Debian made of this machine's apt and dpkg. The registry is local. The GPUs and nvidia-smi belong
+to a fake host.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ exec enroot-unshare bash inside < commands
 
 
 def debian(path: pathlib.Path) -> None:
-    """Copy this machine's apt and dpkg with their dependencies; busybox provides the rest."""
+    """Create a Debian from this machine's apt and dpkg with their libraries, and busybox for the other programs."""
     busybox_rootfs(path)
     programs = [shutil.which(name, path=SEARCH) for name in PROGRAMS]
     require(all(programs), f"one of {PROGRAMS} is not installed")
@@ -91,8 +91,8 @@ def debian(path: pathlib.Path) -> None:
     files = {os.path.realpath(str(p)): p for p in (*programs, *methods)}
     wanted = {str(p) for p in (*programs, *methods)}
     for program in files:
-        said = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
-        wanted |= {word for word in said.split() if word.startswith("/")}
+        stdout = subprocess.run(["ldd", program], capture_output=True, text=True, check=False).stdout
+        wanted |= {word for word in stdout.split() if word.startswith("/")}
     for file in sorted(wanted):
         target = path / file.lstrip("/")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -123,7 +123,7 @@ def debian(path: pathlib.Path) -> None:
 
 
 def repository(path: pathlib.Path) -> None:
-    """Make a package whose script acts like those of packages with daemons and games."""
+    """Make a repository with a package. Its script changes owners and modes, as those of daemons and games do."""
     source = path / "talk"
     for name, text, mode in (
         ("DEBIAN/postinst", POSTINST, 0o755),
@@ -157,7 +157,7 @@ def rootfs_tar(user: User) -> bytes:
 
 @pytest.fixture
 def enroot(user: User) -> User:
-    """Return a user with enroot's names on the PATH, all of them links."""
+    """Return a user whose PATH has penroot's programs under enroot's names."""
     libexec = pathlib.Path(LIBRARY) / "libexec"
     require((libexec / "penroot-unshare").exists(), f"the helpers are not installed in {libexec}")
     (user.home / "bin").mkdir()
@@ -173,15 +173,15 @@ def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     host = fakehost.dgx_a100(enroot.home / "dgx")
     smi = '#!/bin/sh\n[ "$1" = -L ] && [ -e /dev/nvidia0 ] && echo "GPU 0: stub"\n'
     host.file("/usr/bin/nvidia-smi", smi).chmod(0o755)
-    of_host = fakehost.as_host(host, enroot.home / "etc")
+    host_environ = fakehost.as_host(host, enroot.home / "etc")
     (enroot.home / "repository").mkdir()
     repository(enroot.home / "repository")
     with serve(enroot.home / "registry") as server:
         settings = {"Env": ["PATH=/usr/sbin:/usr/bin:/sbin:/bin", "NVIDIA_VISIBLE_DEVICES=all"], "Cmd": ["bash"]}
         server.pusher.image("debian", "12", Image([Layer(rootfs_tar, "zstd")], settings))
         enroot.own(enroot.home)
-        own = {"REGISTRY": server.host, "ENROOT_ALLOW_HTTP": "y", **of_host}
-        done = enroot.run("bash", "-c", BASIC_USAGE, env=own)
+        environ = {"REGISTRY": server.host, "ENROOT_ALLOW_HTTP": "y", **host_environ}
+        done = enroot.run("bash", "-c", BASIC_USAGE, env=environ)
     lines = done.stdout.splitlines()
     assert lines[:3] == ["debian+12.sqsh", "debian", str(enroot.data / "debian")]
     assert "configured as 0" in lines

@@ -1,4 +1,4 @@
-"""An image's content, compared with umoci's result."""
+"""Compare the files of an imported image with those that umoci unpacks."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ FIRST = [
     entry("data/owned", b"o", uid=1000, gid=1000),
     entry("data/file-dev", b"hidden"),
     directory("data/fresh"),
-    entry("data/fresh/.wh.hidden"),  # with nothing below
+    entry("data/fresh/.wh.hidden"),  # a whiteout without a file below
     entry("data/large", bytes(range(256)) * 20_000),
 ]
 SECOND = [
@@ -80,16 +80,16 @@ SECOND = [
     directory("data/zero", 0),
     entry("data/zero/other", b"17", mode=0o400),
     entry("data/opaque/.wh.hidden"),
-    entry("data/noted.d/new", b"18"),  # no entry for its directory
+    entry("data/noted.d/new", b"18"),  # the layer has no entry for the directory
     entry("data/file-dev", type=tarfile.BLKTYPE, devmajor=7, devminor=200),
     hardlink("data/fresh/dev", "data/file-dev"),
 ]
 
 
-def sparse(place: Path) -> Iterator[Layer]:
-    """Yield layers with sparse files in GNU tar's formats. umoci does not support GNU's older own format."""
+def sparse(parent: Path) -> Iterator[Layer]:
+    """Yield one layer for each format in which GNU tar writes sparse files, except one that umoci does not support."""
     for form in ("0.1", "1.0"):
-        top = place / form
+        top = parent / form
         (top / "data/sparse").mkdir(parents=True)
         with open(top / "data/sparse" / form, "wb") as f:
             for at in (0, 1 << 20, 5 << 20):
@@ -101,15 +101,15 @@ def sparse(place: Path) -> Iterator[Layer]:
         yield Layer(subprocess.run(command, capture_output=True, check=True).stdout)
 
 
-Seen = dict[str, tuple[object, ...]]
+Files = dict[str, tuple[object, ...]]
 
 
-def describe(root: Path) -> Seen:
+def describe(root: Path) -> Files:
     """Return type, mode, links, size, time, content and attributes of every file beneath ``root``.
 
-    Links are the other visible names of a file: the link count of overlayfs includes hidden names.
+    Links are the names of a file beneath ``root``, because the link count of overlayfs includes hidden names.
     """
-    found: Seen = {}
+    files: Files = {}
     names_of: dict[tuple[int, int], list[str]] = {}
     for path in sorted(root.rglob("*")):
         status = path.lstat()
@@ -123,27 +123,27 @@ def describe(root: Path) -> Seen:
         names = [] if path.is_symlink() else os.listxattr(path)
         attributes = {name: os.getxattr(path, name) for name in names if name.startswith("user.")}
         kind = stat.S_IFMT(status.st_mode)
-        found[str(path.relative_to(root))] = (kind, mode, links, size, int(status.st_mtime), body, attributes)
-    return found
+        files[str(path.relative_to(root))] = (kind, mode, links, size, int(status.st_mtime), body, attributes)
+    return files
 
 
-def differences(ours: Seen, theirs: Seen) -> dict[str, tuple[object, object]]:
+def differences(ours: Files, theirs: Files) -> dict[str, tuple[object, object]]:
     names = sorted(ours.keys() | theirs.keys())
     return {name: (ours.get(name), theirs.get(name)) for name in names if ours.get(name) != theirs.get(name)}
 
 
-def in_a_tree(there: Seen) -> Seen:
-    """Return the modes that a layer's tree, and so a container, can hold: u+rwX, and no special bits."""
-    least = {stat.S_IFDIR: 0o700, stat.S_IFREG: 0o400, stat.S_IFIFO: 0o600}
+def in_a_tree(files: Files) -> Files:
+    """Return the files with the modes that they have in a layer's tree and a container: u+rwX, and no special bits."""
+    added = {stat.S_IFDIR: 0o700, stat.S_IFREG: 0o400, stat.S_IFIFO: 0o600}
     return {
-        name: (kind, mode & 0o777 | least.get(kind, 0), *rest)  # type: ignore[operator,call-overload]
-        for name, (kind, mode, *rest) in there.items()
+        name: (kind, mode & 0o777 | added.get(kind, 0), *rest)  # type: ignore[operator,call-overload]
+        for name, (kind, mode, *rest) in files.items()
     }
 
 
 def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: Path) -> None:
     require(shutil.which("umoci") and shutil.which("skopeo"), "umoci and skopeo are not installed")
-    require(os.geteuid() == 0, "umoci keeps owners and closed directories for root alone")
+    require(os.geteuid() == 0, "umoci keeps owners and closed directories only if root runs it")
     layers = [Layer(images.tar(FIRST)), Layer(images.tar(SECOND)), *sparse(tmp_path)]
     registry.pusher.image("test/umoci", "1", Image([*busybox().layers, *layers], busybox().settings, OCI))
     name = f"docker://{registry.host}/test/umoci:1"
@@ -155,16 +155,16 @@ def test_content_is_what_umoci_unpacks(user: User, registry: Server, tmp_path: P
     theirs = describe(tmp_path / "bundle/rootfs/data")
     assert {"kept/upper", "again/new", "sparse/1.0", "null"} < theirs.keys()
     assert not [path for path in theirs if "hidden" in path]
-    for device in ("null", "file-dev", "fresh/dev"):  # belong to the runtime
+    for device in ("null", "file-dev", "fresh/dev"):  # a container gets devices from its runtime
         del theirs[device]
 
-    # A squashfs file has the modes of the image.
+    # An imported squashfs file has the modes of the image.
     user.penroot("import", "-o", "x.sqsh", name)
     command = ["unsquashfs", "-quiet", "-no-progress", "-user-xattrs", "-dest", f"{tmp_path}/ours"]
     subprocess.run([*command, user.home / "x.sqsh"], check=True)
     assert differences(describe(tmp_path / "ours/data"), theirs) == {}
 
-    # A container has the modes that a layer's tree can hold; a program of the host reads them from outside.
+    # A container has the modes of a layer's tree. This process reads them through /proc.
     ready = user.home / "ready"
     script = f"touch {ready}; while test -e {ready}; do sleep 0.1; done"
     with user.begin("penroot", "start", "--mount", f"{user.home}:{user.home}", name, "sh", "-c", script) as process:

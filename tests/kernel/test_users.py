@@ -1,4 +1,4 @@
-"""Users of directory services, whose names and homes do not fit into a line of passwd(5)."""
+"""Users of directory services. Their names, GECOS fields and homes may not fit into a line of passwd(5)."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.test_mounts import fstab
 
-# A module of nsswitch.conf(5) for the one user whose fields are in the environment.
+# A module of nsswitch.conf(5). It knows one user, whose fields are in the environment.
 MODULE = r"""
 #include <grp.h>
 #include <nss.h>
@@ -43,7 +43,7 @@ SHOW = 'grep ":$(id -u):" /etc/passwd; grep ":$(id -g):" /etc/group; echo "$HOME
 
 
 class Directory:
-    """A directory service with one user."""
+    """A directory service that knows only ``user``. ``fields`` are the user's fields."""
 
     def __init__(self, user: User) -> None:
         require(os.geteuid() == 0, "only root can put nsswitch.conf in place")
@@ -59,12 +59,12 @@ class Directory:
         self.fields |= {"SHELL": "/bin/sh", "GROUP": "all"}
 
     def run(self, *command: str, status: int = 0, env: dict[str, str] | None = None) -> str:
-        """Return the stdout of a command as that user."""
+        """Run a command as the user. Return its stdout, or its stderr if ``status`` is not 0."""
         fields = {f"NSS_{name}": value for name, value in self.fields.items()}
-        where = {"HOME": self.fields["HOME"], "LD_LIBRARY_PATH": str(self.library), "NSS_UID": str(self.user.uid)}
+        variables = {"HOME": self.fields["HOME"], "LD_LIBRARY_PATH": str(self.library), "NSS_UID": str(self.user.uid)}
         setup = f"mount --bind {self.library}/nsswitch.conf /etc/nsswitch.conf"
         prefix = ("unshare", "--mount", "sh", "-c", f'{setup} && exec "$@"', "sh")
-        done = self.user.run(*command, env={**fields, **where, **(env or {})}, prefix=prefix, status=status)
+        done = self.user.run(*command, env={**fields, **variables, **(env or {})}, prefix=prefix, status=status)
         assert "Traceback" not in done.stderr
         return done.stdout if status == 0 else done.stderr
 
@@ -116,7 +116,7 @@ def test_home_directory_of_any_name(directory: Directory, name: str) -> None:
     directory.start("box", "sh", "-c", 'echo "$HOME" > "$HOME/made"', env=with_home)
     assert pathlib.Path(home, "made").read_text() == f"{home}\n"
     assert directory.start("--root", "box", "cat", "/root/made", env=with_home) == [home]
-    # And through a line of the user's own fstab.
+    # A line of the user's fstab can mount such a home too.
     fstab(directory.user, "${HOME} /mine none x-create=dir,bind\n")
     assert directory.start("box", "cat", "/mine/made") == [home]
     assert uid == os.stat(f"{home}/made").st_uid
@@ -153,8 +153,8 @@ def test_hint_explains_a_separator_in_a_path(directory: Directory, name: str) ->
     home = directory.home(name)
     penroot = (f"{PREFIX}/bin/penroot", "start", "--mount")
     for target in ("/mnt", "/mnt:none:x-create=dir,bind"):
-        said = directory.run(*penroot, f"{home}:{target}", "box", "true", status=1)
-        assert "a space in a path is \\040, a colon \\072" in said
+        stderr = directory.run(*penroot, f"{home}:{target}", "box", "true", status=1)
+        assert "a space in a path is \\040, a colon \\072" in stderr
     quoted = home.replace(" ", "\\040").replace(":", "\\072")
     pathlib.Path(home, "file").write_text("here\n")
     assert directory.run(*penroot, f"{quoted}:/mnt", "box", "cat", "/mnt/file") == "here\n"

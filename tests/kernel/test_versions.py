@@ -1,4 +1,4 @@
-"""Check a later and an earlier penroot with one store, and a read-only installation."""
+"""Use one store with an earlier and a later version of penroot. Run penroot from a read-only installation."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def registry(user: User) -> Iterator[Server]:
 
 @pytest.fixture
 def later(user: User) -> str:
-    """Return the program of a later build, which writes another store format, and reads the current one."""
+    """Return the program of a later version. It writes store format 2, and also reads format 1."""
     program = copy_tree(user.home / "later")
     layout = user.home / "later/enroot_py/store/layout.py"
     text, count = re.subn(r'^FORMATS = \("1",\)', 'FORMATS = ("1", "2")', layout.read_text(), flags=re.MULTILINE)
@@ -39,14 +39,14 @@ def later(user: User) -> str:
 
 
 def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later: str) -> None:
-    """The earlier version refuses a store that the later one has made."""
+    """The earlier version refuses a store to which the later version has written."""
     uri = f"docker://{registry.host}/library/small"
     user.penroot("create", "--name", "one", f"{uri}:1")
     mark = user.home / "cache/format"
     assert os.readlink(mark) == "1"
     assert "TAG=1" in user.run(later, "start", "--explain", "one").stdout
     assert "library/small:1" in user.run(later, "cache", "list").stdout
-    assert os.readlink(mark) == "1"  # reading does not convert the store
+    assert os.readlink(mark) == "1"  # the later version does not convert a store that it only reads
     user.run(later, "create", "--name", "two", f"{uri}:2")
     assert os.readlink(mark) == "2"
     for verb in (
@@ -55,18 +55,18 @@ def test_store_of_an_earlier_version_is_read(user: User, registry: Server, later
         ("import", "--output", str(user.home / "small.sqsh"), f"{uri}:1"),
         ("export", "--output", str(user.home / "one.sqsh"), "one"),
     ):
-        said = user.penroot(*verb, status=1).stderr.splitlines()
-        assert re.search(REFUSED, said[0]), verb
-        assert "use that penroot, or set ENROOT_CACHE_PATH to another directory" in said[1], verb
-        assert len(said) == 2, verb
+        lines = user.penroot(*verb, status=1).stderr.splitlines()
+        assert re.search(REFUSED, lines[0]), verb
+        assert "use that penroot, or set ENROOT_CACHE_PATH to another directory" in lines[1], verb
+        assert len(lines) == 2, verb
     assert "has format 2" in user.run(f"{PREFIX}/bin/penroot", "doctor", status=1).stdout
     assert user.penroot("list").stdout.split() == ["one", "two"]
     user.run(later, "start", "--explain", "two")
 
 
 def test_an_installation_that_is_read_only(user: User, rootfs: pathlib.Path) -> None:
-    require(os.geteuid() == 0, "only root can mount one")
-    require(IS_INSTALLED, "about an installation: PENROOT_PREFIX names none")
+    require(os.geteuid() == 0, "only root can make a read-only mount")
+    require(IS_INSTALLED, "the test needs an installation: set PENROOT_PREFIX")
     script = f'mount --bind {PREFIX} {PREFIX} && mount -o remount,bind,ro {PREFIX} && exec "$@"'
     prefix = ("unshare", "-m", "sh", "-c", script, "sh")
     done = user.run(f"{PREFIX}/bin/penroot", "start", "box", "echo", "up", prefix=prefix)

@@ -1,4 +1,7 @@
-"""python-prctl, which shares no code with our shim, reads back the shim's settings of a container's program."""
+"""python-prctl reads the capabilities and other attributes of a program in a container.
+
+It shares no code with the C shim that sets them.
+"""
 
 from __future__ import annotations
 
@@ -26,26 +29,26 @@ except PermissionError:
     said["refused"] = True
 print(json.dumps(said))
 """
-# Python and libcap of this machine, in an image that has neither.
+# Mount Python and libcap of this machine, because the image has neither.
 MOUNTS = [f"--mount=/{name}:/{name}:none:x-create=dir,rbind,ro" for name in ("usr", "lib", "lib64")]
 CAPABILITIES = ("cap_effective", "cap_permitted", "cap_inheritable", "capbset")
 
 
 @pytest.fixture
 def witness(user: User, rootfs: pathlib.Path) -> User:
-    found = any(pathlib.Path("/usr/lib/python3/dist-packages").glob("_prctl.*"))
-    require(found and os.path.isdir("/lib64"), "python3-prctl is not installed: tests/prerequisites")
+    is_installed = any(pathlib.Path("/usr/lib/python3/dist-packages").glob("_prctl.*"))
+    require(is_installed and os.path.isdir("/lib64"), "python3-prctl is not installed: tests/prerequisites")
     return user
 
 
 def outside(user: User) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(user.run(PYTHON, "-c", WITNESS).stdout)
-    return said
+    attributes: dict[str, Any] = json.loads(user.run(PYTHON, "-c", WITNESS).stdout)
+    return attributes
 
 
 def inside(user: User, *options: str) -> dict[str, Any]:
-    said: dict[str, Any] = json.loads(user.start(*options, *MOUNTS, "box", PYTHON, "-c", WITNESS))
-    return said
+    attributes: dict[str, Any] = json.loads(user.start(*options, *MOUNTS, "box", PYTHON, "-c", WITNESS))
+    return attributes
 
 
 @pytest.mark.parity("no new privileges")

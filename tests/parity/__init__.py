@@ -1,1 +1,1 @@
-"""Command lines of enroot and ours, with the output of both: lines/*.t, compared by differential.py."""
+"""Command lines with the output of enroot and of penroot: lines/*.t. differential.py compares them."""

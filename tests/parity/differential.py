@@ -1,11 +1,12 @@
-"""Command lines with enroot's answers as data: lines/*.t. This program runs the commands with penroot and with enroot.
+"""Run the command lines of lines/*.t with penroot and with enroot, and compare the results with the files.
 
-The format is cram's: a command behind ``  $ ``, continued behind ``  > ``; its stdout; ``  [STATUS]`` if not 0. If
-penroot differs, ``  ~ WHY`` follows with words of docs/reference/enroot.md, and then penroot's answer.
+The files have the format of cram. A command begins with ``  $ ``, and its further lines with ``  > ``. Its stdout
+follows, and ``  [STATUS]`` if its exit status is not 0. If penroot's result differs, ``  ~ WHY`` follows, with words
+of docs/reference/enroot.md, and then penroot's result.
 
     python3 -m tests.parity.differential --enroot /usr/bin/enroot        # make differential
 
-runs both and prints the differences. ``--write`` updates the files.
+runs all lines and prints the differences. ``--write`` updates the files.
 """
 
 from __future__ import annotations
@@ -35,14 +36,17 @@ from tests.kernel.registry import serve
 LINES = pathlib.Path(__file__).parent / "lines"
 HELPERS = ("mount", "switchroot", "nsenter", "aufs2ovlfs", "mksquashovlfs")
 _KNOWN = "documented: "
-_UID = "27001"  # the name in the lines
-_UIDS = itertools.count(UID + 2)  # each transcript has its own user
+_UID = "27001"  # the files show this number in place of the user's UID
+_UIDS = itertools.count(UID + 2)  # each transcript runs as another user
 _CONFIG = re.compile(r'^config::init "[^"]*"', re.M)
 
 
 @dataclass
 class Line:
-    """A command line, enroot's answer, and our answer with the reason if it differs: stdout, then ``[STATUS]``."""
+    """A command line with enroot's result, and with penroot's result and the reason ``why`` if it differs.
+
+    A result is stdout, and the line ``[STATUS]`` if the exit status is not 0.
+    """
 
     number: int
     command: str
@@ -57,11 +61,11 @@ class Line:
 
 @dataclass
 class Transcript:
-    """A file of lines. All run in order in one directory."""
+    """A file of lines. The lines run in order in one directory."""
 
     path: pathlib.Path
     lines: list[Line] = field(default_factory=list)
-    prose: dict[int, list[str]] = field(default_factory=dict)  # set by the next line of the file
+    prose: dict[int, list[str]] = field(default_factory=dict)  # text before a line, by the index of that line
 
     def write(self) -> None:
         out: list[str] = []
@@ -77,14 +81,14 @@ class Transcript:
 
 
 def parse(path: pathlib.Path) -> Transcript:
-    """Return the transcript in a file."""
-    found = Transcript(path)
+    """Read the transcript in a file."""
+    transcript = Transcript(path)
     for number, text in enumerate(path.read_text().splitlines(), 1):
-        line = found.lines[-1] if found.lines else Line(0, "")
+        line = transcript.lines[-1] if transcript.lines else Line(0, "")
         if not text.startswith("  "):
-            found.prose.setdefault(len(found.lines), []).append(text)
+            transcript.prose.setdefault(len(transcript.lines), []).append(text)
         elif text.startswith("  $ "):
-            found.lines.append(Line(number, text[4:]))
+            transcript.lines.append(Line(number, text[4:]))
         elif text.startswith("  > "):
             line.command += "\n" + text[4:]
         elif text.startswith("  ~ "):
@@ -93,7 +97,7 @@ def parse(path: pathlib.Path) -> Transcript:
             line.ours += text[2:] + "\n"
         else:
             line.enroot += text[2:] + "\n"
-    return found
+    return transcript
 
 
 def transcripts() -> list[Transcript]:
@@ -101,12 +105,12 @@ def transcripts() -> list[Transcript]:
 
 
 def documented(why: str) -> bool:
-    """Return whether docs/reference/enroot.md has these words."""
+    """Return whether docs/reference/enroot.md contains the words ``why``."""
     return " ".join(why.split()) in " ".join((ROOT / "docs/reference/enroot.md").read_text().split())
 
 
 class Place:
-    """A home directory with containers, an image and a program ``enroot``, in which lines run as an ordinary user."""
+    """A home directory with containers, images and a program ``enroot``. Lines run there as an ordinary user."""
 
     def __init__(self, home: pathlib.Path, registry: str) -> None:
         self.home = home
@@ -161,7 +165,7 @@ class Place:
         (home / "group").write_text(pathlib.Path("/etc/group").read_text() + f"tester:x:{self.uid}:\n")
 
     def install_ours(self) -> None:
-        """Install our program under the names that ``make enroot-names`` creates."""
+        """Install penroot's programs under the names that ``make enroot-names`` creates."""
         (self.home / "bin/enroot").symlink_to(f"{PREFIX}/bin/penroot")
         for name in HELPERS:
             ours = "unshare" if name == "nsenter" else name
@@ -170,10 +174,10 @@ class Place:
     def install_enroot(self, program: pathlib.Path) -> None:
         """Install a copy of enroot's script that reads this directory's enroot.conf, hooks and mounts."""
         script = program.read_text()
-        found = _CONFIG.search(script)
-        if not found:
+        match = _CONFIG.search(script)
+        if not match:
             sys.exit(f"{program} is not enroot's script")
-        site = pathlib.Path(found[0].split('"')[1]).parent
+        site = pathlib.Path(match[0].split('"')[1]).parent
         script = _CONFIG.sub(f'config::init "{self.home}/etc/enroot.conf"', script)
         (self.home / "bin/enroot").write_text(script)
         (self.home / "bin/enroot").chmod(0o755)
@@ -190,7 +194,7 @@ class Place:
             subprocess.run(["chown", "-hR", f"{self.uid}:{self.uid}", str(self.home)], check=True)
 
     def run(self, command: str) -> str:
-        """Run a command line. Return stdout, without blank lines and local paths, and the status."""
+        """Run a command line, and return its result without blank lines. Local paths, names and UIDs are replaced."""
         as_user: tuple[str, ...] = ()
         if os.geteuid() == 0:
             # Create an account that is visible only to these processes.
@@ -218,7 +222,7 @@ class Place:
         return "".join(f"{line}\n" for line in lines if line)
 
 
-# Wait until a start has executed sleep.
+# Wait until the process $1 has executed sleep.
 READY = """\
 #!/bin/sh
 for _ in $(seq 600); do
@@ -250,7 +254,7 @@ fi
 
 
 class Dated(Image):
-    """An image with a history, which lets a registry offer the older manifest that enroot requests first."""
+    """An image with a history. With it, a registry can offer the older manifest that enroot requests first."""
 
     def config(self) -> bytes:
         config = json.loads(super().config())
@@ -271,7 +275,7 @@ BARE = Dated([busybox().layers[0]])
 
 
 class Mixed(Image):
-    """An OCI image with layers of three media types, as left by a tool that appends to another tool's image."""
+    """An OCI image with three media types of layers. Tools that append to another tool's image make such images."""
 
     def manifest(self) -> bytes:
         manifest = json.loads(super().manifest())
@@ -292,17 +296,17 @@ MIXED = Mixed(
 
 @contextlib.contextmanager
 def place(program: pathlib.Path | None, registry: str) -> Iterator[Place]:
-    """Yield a new place, with our program or with the enroot ``program``."""
+    """Yield a new Place with the enroot ``program``, or with penroot if ``program`` is None."""
     home = pathlib.Path(tempfile.mkdtemp(prefix="penroot-lines-", dir="/var/tmp"))
     home.chmod(0o755)
     try:
-        made = Place(home, registry)
+        created = Place(home, registry)
         if program is None:
-            made.install_ours()
+            created.install_ours()
         else:
-            made.install_enroot(program)
-        made.own()
-        yield made
+            created.install_enroot(program)
+        created.own()
+        yield created
     finally:
         subprocess.run(["rm", "-rf", str(home)], check=True)
 
@@ -319,16 +323,16 @@ def registry() -> Iterator[str]:
         yield server.host
 
 
-def outcomes(found: Transcript, program: pathlib.Path | None, host: str) -> list[str]:
+def outcomes(transcript: Transcript, program: pathlib.Path | None, host: str) -> list[str]:
     """Run the lines of a file in order in a private directory, and return the results."""
-    with place(program, host) as here:
-        return [here.run(line.command) for line in found.lines]
+    with place(program, host) as created:
+        return [created.run(line.command) for line in transcript.lines]
 
 
-def compare(found: Transcript, enroot: list[str], ours: list[str]) -> Iterator[str]:
+def compare(transcript: Transcript, enroot: list[str], ours: list[str]) -> Iterator[str]:
     """Yield the results that differ from the file, and the lines whose results differ between both programs."""
-    for line, theirs, mine in zip(found.lines, enroot, ours, strict=True):
-        where = f"{found.path.name}:{line.number}: $ {line.command}"
+    for line, theirs, mine in zip(transcript.lines, enroot, ours, strict=True):
+        where = f"{transcript.path.name}:{line.number}: $ {line.command}"
         if theirs != line.enroot:
             yield f"{where}\nenroot, as written:\n{line.enroot}enroot, as it is:\n{theirs}"
         if mine != line.expected:
@@ -338,33 +342,36 @@ def compare(found: Transcript, enroot: list[str], ours: list[str]) -> Iterator[s
             yield f"{where}\n{_KNOWN if known else 'UNDOCUMENTED: '}{line.why}\nenroot:\n{theirs}ours:\n{mine}"
 
 
-def write(found: Transcript, enroot: list[str], ours: list[str]) -> None:
-    """Write the results to the files."""
-    for line, line.enroot, line.ours in zip(found.lines, enroot, ours, strict=True):
+def write(transcript: Transcript, enroot: list[str], ours: list[str]) -> None:
+    """Write the results to the file."""
+    for line, line.enroot, line.ours in zip(transcript.lines, enroot, ours, strict=True):
         line.why = (line.why or "WHY?") if line.ours != line.enroot else ""
-    found.write()
+    transcript.write()
 
 
 def main(arguments: Sequence[str]) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--enroot", type=pathlib.Path, default=shutil.which("enroot"), help="the program enroot")
-    parser.add_argument("--write", action="store_true", help="write down what they gave")
-    parser.add_argument("names", nargs="*", help="files of lines/, if not all")
+    parser.add_argument("--write", action="store_true", help="update the files with the results")
+    parser.add_argument("names", nargs="*", help="files of lines/ to run (default: all)")
     options = parser.parse_args(arguments)
     if options.enroot is None or options.enroot.resolve().name == "penroot":
-        parser.error("there is no enroot in PATH: --enroot names it")
-    files = [found for found in transcripts() if not options.names or found.path.stem in options.names]
+        parser.error("there is no enroot in PATH: name the program with --enroot")
+    files = [transcript for transcript in transcripts() if not options.names or transcript.path.stem in options.names]
     texts: list[str] = []
     with registry() as host, ThreadPoolExecutor(os.cpu_count()) as pool:
-        runs = [[pool.submit(outcomes, found, program, host) for program in (options.enroot, None)] for found in files]
-        for found, (enroot, ours) in zip(files, runs, strict=True):
-            for text in compare(found, enroot.result(), ours.result()):
+        runs = [
+            [pool.submit(outcomes, transcript, program, host) for program in (options.enroot, None)]
+            for transcript in files
+        ]
+        for transcript, (enroot, ours) in zip(files, runs, strict=True):
+            for text in compare(transcript, enroot.result(), ours.result()):
                 print(text, flush=True)
                 texts.append(text)
             if options.write:
-                write(found, enroot.result(), ours.result())
+                write(transcript, enroot.result(), ours.result())
     known = sum(f"\n{_KNOWN}" in text for text in texts)
-    count = sum(len(found.lines) for found in files)
+    count = sum(len(transcript.lines) for transcript in files)
     print(f"{count} lines: {known} differ as docs/reference/enroot.md states, {len(texts) - known} are wrong")
     return 1 if len(texts) > known else 0
 

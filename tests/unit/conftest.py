@@ -1,4 +1,4 @@
-"""The unit tier needs no compiler and no other program: a test skips if the machine lacks something."""
+"""The unit tier runs without a compiler and other programs: tests that need a missing one are skipped."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAMS = ("gcc", "nm", "readelf", "mksquashfs", "openssl", "ssh-keygen", "dpkg
 
 
 class NotBuilt:
-    """The last finder of sys.meta_path, which gets the modules that no other finder has found."""
+    """The last finder of sys.meta_path. It is asked for the modules that no other finder has found."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -39,8 +39,8 @@ pytest_runtest_call = pytest.hookimpl(wrapper=True)(_skip_without_program)
 
 @pytest.fixture
 def box(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A container with the distribution's directory of libraries."""
-    from tests.fakehost import TRIPLET  # after NotBuilt is in sys.meta_path
+    """Return a container with the library directory of a Debian or Ubuntu."""
+    from tests.fakehost import TRIPLET  # imports the C module, so it comes after NotBuilt
 
     (tmp_path / f"box/usr/lib/{TRIPLET}").mkdir(parents=True)
     return tmp_path / "box"

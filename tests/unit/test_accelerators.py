@@ -1,4 +1,4 @@
-"""AMD GPUs, Intel GPUs and Gaudis that a container gets on fake hosts, with their libraries."""
+"""A container on a fake host gets AMD GPUs, Intel GPUs or Gaudis, and their libraries."""
 
 from __future__ import annotations
 
@@ -35,12 +35,12 @@ def habana(tmp_path_factory: pytest.TempPathFactory) -> FakeHost:
 def planned(
     host: FakeHost, box: pathlib.Path, caller: dict[str, str] | None = None, image: dict[str, str] | None = None
 ) -> Edits:
-    """Return the plan for the host's only vendor; an empty plan if there is none."""
+    """Return the plan for the host's only vendor, or an empty plan if the hook makes none."""
     plans = HOOK["plans"](fakehost.context(host, box, caller or {}, {} if image is None else image))
     assert len(plans) < 2
-    made = plans[0] if plans else Edits("nothing")
-    assert isinstance(made, Edits)
-    return made
+    edits = plans[0] if plans else Edits("nothing")
+    assert isinstance(edits, Edits)
+    return edits
 
 
 def renders(edits: Edits) -> set[int]:
@@ -50,26 +50,29 @@ def renders(edits: Edits) -> set[int]:
 
 
 @pytest.mark.parametrize(
-    ("caller", "given"),
+    ("caller", "allocated"),
     [
         ({"SLURM_STEP_GPUS": "2,3"}, {2, 3}),
         ({"SLURM_JOB_GPUS": "7"}, {7}),
-        ({"SLURM_STEP_GPUS": "130,131"}, {2, 3}),  # Slurm before 21.08 uses the numbers of the nodes
+        ({"SLURM_STEP_GPUS": "130,131"}, {2, 3}),  # before 21.08, Slurm used the numbers of the device nodes
         ({"SLURM_STEP_ID": "0", "SLURM_GPUS_ON_NODE": "2"}, set(range(8))),  # --gpu-bind=none
         ({"SLURM_STEP_GPUS": "9"}, set(range(8))),
         ({"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "1", "SLURMD_TRES_BIND": "gres/gpu:single:1",
           "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "1,4", "SLURM_JOB_NUM_NODES": "1"}, {1, 4}),
     ],
 )  # fmt: skip
-def test_allocated_gpus_of_amd(amd: FakeHost, box: pathlib.Path, caller: dict[str, str], given: set[int]) -> None:
+def test_allocated_gpus_of_amd(amd: FakeHost, box: pathlib.Path, caller: dict[str, str], allocated: set[int]) -> None:
     edits = planned(amd, box, caller)
-    assert renders(edits) == given
+    assert renders(edits) == allocated
     assert "/dev/kfd" in edits.nodes
-    assert {f"/dev/dri/card{number + 1}" for number in given} <= set(edits.nodes)
+    assert {f"/dev/dri/card{number + 1}" for number in allocated} <= set(edits.nodes)
 
 
-def test_others_are_not_there_at_all(amd: FakeHost, box: pathlib.Path) -> None:
-    """A node that cannot be opened makes ROCm fail. The BMC's card and udev's links of the remaining nodes stay."""
+def test_nodes_of_other_gpus_are_absent(amd: FakeHost, box: pathlib.Path) -> None:
+    """ROCm fails if a device node cannot be opened, so the others are absent.
+
+    The card of the BMC, and udev's links to the remaining nodes, stay.
+    """
     edits = planned(amd, box, {"SLURM_STEP_GPUS": "0"})
     assert edits.emptied == ["/dev/dri"] and not edits.hidden
     assert set(edits.nodes) == {"/dev/kfd", "/dev/dri/card0", "/dev/dri/card1", "/dev/dri/renderD128"}
@@ -80,15 +83,15 @@ def test_others_are_not_there_at_all(amd: FakeHost, box: pathlib.Path) -> None:
     }
 
 
-def test_all_leaves_dev_as_it_is_and_none_leaves_no_gpu(amd: FakeHost, box: pathlib.Path) -> None:
+def test_all_keeps_dev_and_none_hides_each_gpu(amd: FakeHost, box: pathlib.Path) -> None:
     assert planned(amd, box, {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}).emptied == []
     edits = planned(amd, box, {"AMD_VISIBLE_DEVICES": "none"})
     assert set(edits.nodes) == {"/dev/dri/card0"} and edits.emptied == ["/dev/dri"]
 
 
 @pytest.mark.parity("with ConstrainDevices")
-def test_numbers_hold_where_the_device_cgroup_hides_the_others(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """With ConstrainDevices, KFD lists only the step's GPUs, but they are still the fifth and sixth of the node."""
+def test_gpu_numbers_are_the_nodes_with_a_device_cgroup(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """With ConstrainDevices, KFD lists only the step's GPUs. Slurm still numbers them 4 and 5, as on the node."""
     host = mi300x(tmp_path / "host", readable=(4, 5))
     assert renders(planned(host, box, {"SLURM_STEP_GPUS": "4,5", "ROCR_VISIBLE_DEVICES": "0,1"})) == {4, 5}
 
@@ -96,14 +99,14 @@ def test_numbers_hold_where_the_device_cgroup_hides_the_others(tmp_path: pathlib
 @pytest.mark.parametrize(
     ("masks", "gpus"), [("2,3", "2,3"), ("0,1", "0,1")], ids=["without ConstrainDevices", "with ConstrainDevices"]
 )
-def test_tasks_get_numbers_that_count_in_the_container(amd: FakeHost, box: pathlib.Path, masks: str, gpus: str) -> None:
+def test_tasks_get_the_gpu_numbers_of_the_step(amd: FakeHost, box: pathlib.Path, masks: str, gpus: str) -> None:
     image: dict[str, str] = {}
     planned(amd, box, {"SLURM_STEP_GPUS": "2,3", "ROCR_VISIBLE_DEVICES": masks}, image)
     assert image == {"PENROOT_GPUS": gpus, "PENROOT_GPU_KIND": "amd.com/gpu"}
 
 
-def test_masks_of_bound_tasks_count_all_and_leave_one(amd: FakeHost, box: pathlib.Path) -> None:
-    """The GPUs of all tasks are unknown, so the container gets all."""
+def test_step_with_bound_tasks_gets_all_gpus(amd: FakeHost, box: pathlib.Path) -> None:
+    """The variables do not tell which GPUs the other tasks have, so the container gets all GPUs."""
     image: dict[str, str] = {}
     caller = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2", "SLURM_GPUS_ON_NODE": "2", "ROCR_VISIBLE_DEVICES": "2"}
     edits = planned(amd, box, {**caller, "SLURMD_TRES_BIND": "gpu:single:1"}, image)
@@ -112,7 +115,7 @@ def test_masks_of_bound_tasks_count_all_and_leave_one(amd: FakeHost, box: pathli
 
 
 def test_image_with_its_own_mask_gets_all_gpus(amd: FakeHost, box: pathlib.Path) -> None:
-    """The image's mask numbers the GPUs of the node."""
+    """The mask in the image counts the GPUs of the node, so the container needs all of them."""
     caller = {"SLURM_STEP_GPUS": "2,3", "ROCR_VISIBLE_DEVICES": "2,3"}
     image = {"ROCR_VISIBLE_DEVICES": "2"}
     assert renders(planned(amd, box, caller, image)) == set(range(8))
@@ -132,8 +135,8 @@ def test_masks_of_intel(intel: FakeHost, box: pathlib.Path) -> None:
 @pytest.mark.parity("AMD_VISIBLE_DEVICES")
 def test_allocated_gaudis(habana: FakeHost, box: pathlib.Path) -> None:
     edits = planned(habana, box, {"SLURM_STEP_GPUS": "2,3"})
-    given = {f"/dev/accel/{name}{number}" for number in (2, 3) for name in ("accel", "accel_controlD")}
-    assert set(edits.nodes) == {*given, "/dev/accel/accel8"}  # an Intel NPU, which is never hidden
+    allocated = {f"/dev/accel/{name}{number}" for number in (2, 3) for name in ("accel", "accel_controlD")}
+    assert set(edits.nodes) == {*allocated, "/dev/accel/accel8"}  # accel8 is an Intel NPU, which is never hidden
     assert edits.emptied == ["/dev/accel"]
     chosen = planned(habana, box, {"HABANA_VISIBLE_DEVICES": "0,7"}).nodes
     assert {f"/dev/accel/accel{number}" for number in (0, 1, 7)} & set(chosen) == {
@@ -144,14 +147,14 @@ def test_allocated_gaudis(habana: FakeHost, box: pathlib.Path) -> None:
 
 @pytest.mark.parity("AMD_VISIBLE_DEVICES")
 @pytest.mark.parametrize(
-    ("words", "given"),
+    ("words", "selected"),
     [("all", set(range(8))), ("0", {0}), ("1,3-5", {1, 3, 4, 5}), (uuid(6), {6}), (uuid(6).upper(), {6})],
 )
-@pytest.mark.parametrize("by", ["caller", "image"])
-def test_variable_of_amd(amd: FakeHost, box: pathlib.Path, words: str, given: set[int], by: str) -> None:
+@pytest.mark.parametrize("source", ["caller", "image"])
+def test_variable_of_amd(amd: FakeHost, box: pathlib.Path, words: str, selected: set[int], source: str) -> None:
     variable = {"AMD_VISIBLE_DEVICES": words}
-    edits = planned(amd, box, variable) if by == "caller" else planned(amd, box, {}, variable)
-    assert renders(edits) == given
+    edits = planned(amd, box, variable) if source == "caller" else planned(amd, box, {}, variable)
+    assert renders(edits) == selected
 
 
 @pytest.mark.parity("a requested device that is missing")
@@ -166,8 +169,8 @@ def test_missing_device_is_an_error(amd: FakeHost, box: pathlib.Path, words: str
 
 
 @pytest.mark.parity("a requested device that is missing")
-def test_a_host_without_any(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """A caller's selection is an error. An image's selection is ignored, as in other runtimes."""
+def test_selection_on_a_host_without_devices(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """The caller's selection of a missing device is an error. The image's is ignored, as in other runtimes."""
     host = FakeHost(tmp_path / "host")
     host.standard_nodes()
     with pytest.raises(HookError, match="has no such device"):
@@ -176,9 +179,7 @@ def test_a_host_without_any(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     assert not planned(host, box, {"SLURM_STEP_GPUS": "0"}).describe()
 
 
-def test_variable_of_another_day_is_reported(
-    amd: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_stale_variable_is_reported(amd: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
     edits = planned(amd, box, {"SLURM_STEP_GPUS": "1", "AMD_VISIBLE_DEVICES": "5"})
     assert renders(edits) == {1}
     assert "AMD_VISIBLE_DEVICES=5 is ignored: the devices of the step are 1" in capsys.readouterr().err
@@ -198,8 +199,8 @@ def test_cases_without_changes(amd: FakeHost, box: pathlib.Path, caller: dict[st
     assert not planned(amd, box, caller).describe()
 
 
-def test_numbers_of_a_node_with_nvidia_are_nvidias(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """The node may also have the graphics of an Intel processor."""
+def test_gpu_numbers_select_nvidia_gpus_if_there_are_any(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """The node may also have an Intel processor with graphics, which Slurm does not number."""
     host = ponte_vecchio(tmp_path / "host")
     host.gpu(0, "c1", 0)
     assert not planned(host, box, {"SLURM_STEP_GPUS": "0"}).describe()
@@ -214,7 +215,7 @@ def test_numbers_of_a_node_with_nvidia_are_nvidias(tmp_path: pathlib.Path, box: 
         (gaudi, "libSynapse.so", "usr/lib/habanalabs"),
     ],
 )
-def test_libraries_where_the_image_lacks_them(
+def test_libraries_are_added_if_the_image_lacks_them(
     tmp_path: pathlib.Path, box: pathlib.Path, make: Callable[[pathlib.Path], FakeHost], main: str, directory: str
 ) -> None:
     host = make(tmp_path / "host")

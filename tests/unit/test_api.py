@@ -1,4 +1,4 @@
-"""The public names of enroot_py and their signatures, on which users' programs depend."""
+"""The public names of enroot_py and their signatures do not change, because programs of users depend on them."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def signature(name: str) -> str:
 
 @pytest.mark.parametrize("name", SIGNATURES)
 def test_signature_is_stable(name: str) -> None:
-    """A new argument goes to the end of this table's row, keyword-only and with a default."""
+    """To add an argument, make it keyword-only with a default, and append it to the row in SIGNATURES."""
     assert signature(name) == SIGNATURES[name]
 
 

@@ -26,7 +26,7 @@ def test_challenges(header: str, meaning: list[tuple[str, dict[str, str]]]) -> N
     assert list(authorization.challenges(header)) == meaning
 
 
-def test_challenges_of_any_kind_come_to_an_end() -> None:
+def test_parser_of_challenges_terminates() -> None:
     source = random.Random(1)
     for _ in range(5000):
         list(authorization.challenges("".join(source.choice('ab=", \\') for _ in range(source.randrange(20)))))

@@ -1,4 +1,4 @@
-"""CDI specifications in vendors' forms, and the resulting edits of a container."""
+"""CDI specifications in the forms that vendors write, and the edits that a container gets from them."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def dgx(tmp_path: pathlib.Path) -> FakeHost:
 
 @pytest.mark.parametrize("name", ["0", "0:1", "on", "0660", "2024-05-01", "1_0", "true", "it''s"])
 def test_names_are_words_in_yaml(dgx: FakeHost, name: str) -> None:
-    """Unquoted, YAML would read these as numbers, a truth value and a date."""
+    """The names are not quoted. YAML would read some of them as a number, a truth value or a date."""
     dgx.file("/etc/cdi/x.yaml", f"kind: acme.com/x\ndevices:\n- name: {name}\n  containerEdits:\ncontainerEdits: ~\n")
     specifications = cdi.Specifications(Host(str(dgx.root)))
     assert specifications.names("acme.com/x") == [name]
@@ -45,10 +45,12 @@ def test_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: s
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": visible})
     assert gpus(edits) == minors
     assert edits.environ == {"FROM_CDI": "yes"}
-    gone = {path for path in edits.hidden if "caps" not in path}
-    assert gone == {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
-    assert len(edits.hidden) - len(gone) == (0 if visible == "all" else 12)
-    assert f"{LIB}/libnvcuvid.so.{VERSION}" in edits.files  # the specification's files, whatever the capabilities
+    hidden = {path for path in edits.hidden if "caps" not in path}
+    assert hidden == {f"/dev/nvidia{minor}" for minor in set(MINORS) - minors}
+    assert len(edits.hidden) - len(hidden) == (0 if visible == "all" else 12)
+    assert (
+        f"{LIB}/libnvcuvid.so.{VERSION}" in edits.files
+    )  # the capabilities do not filter the files of a specification
     assert f"{LIB}/libnvidia-opencl.so.{VERSION}" not in edits.files
     assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
@@ -65,7 +67,7 @@ def test_mig_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visibl
     assert f"/dev/nvidia-caps/nvidia-cap{cap_number(4, 1)}" in edits.hidden
 
 
-def test_specification_that_has_indices_alone(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_specification_with_only_indices(dgx: FakeHost, box: pathlib.Path) -> None:
     path = dgx.cdi()
     path.write_text(path.read_text().replace("- name: GPU-", "- name: other-"))
     for visible in (uuid(3), "GPU-00000003", "0000:4e:00.0"):
@@ -91,12 +93,12 @@ def test_slurm_allocation_through_cdi(dgx: FakeHost, box: pathlib.Path) -> None:
     assert gpus(edits) == {2, 3}
     assert edits.environ == {"FROM_CDI": "yes"}
     # The caller selects one MIG device of the step's GPU.
-    asked = {"SLURM_STEP_GPUS": "4,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": mig_uuid(6, 1)}
-    edits = planned(dgx, box, asked)
+    variables = {"SLURM_STEP_GPUS": "4,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": mig_uuid(6, 1)}
+    edits = planned(dgx, box, variables)
     assert (gpus(edits), caps(edits)) == ({4}, {cap_number(4, 2), cap_number(4, 2, 0)})
 
 
-def test_json_says_the_same(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_json_has_the_same_effect(dgx: FakeHost, box: pathlib.Path) -> None:
     path = dgx.cdi()
     before = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "1"}).describe()
     dgx.file("/etc/cdi/nvidia.json", json.dumps(yaml.safe_load(path.read_text())))
@@ -104,7 +106,7 @@ def test_json_says_the_same(dgx: FakeHost, box: pathlib.Path) -> None:
     assert planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "1"}).describe() == before
 
 
-def test_run_beats_etc(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_run_takes_precedence_over_etc(dgx: FakeHost, box: pathlib.Path) -> None:
     dgx.cdi()
     text = (
         "cdiVersion: 0.5.0\nkind: nvidia.com/gpu\ndevices:\n- name: '0'\n  containerEdits:\n    env:\n    - WHO=run\n"
@@ -127,9 +129,9 @@ def test_specification_of_another_driver_is_not_used(
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
 
 
-def test_device_that_no_specification_has_is_looked_for_natively(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_device_missing_in_specifications_is_found_natively(dgx: FakeHost, box: pathlib.Path) -> None:
     dgx.cdi()
-    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "6"})  # the whole GPU, although it has MIG devices
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "6"})  # GPU 6 as a whole, although it has MIG devices
     assert gpus(edits) == {4}
     assert len(caps(edits)) == 6
     assert not edits.environ
@@ -140,7 +142,7 @@ def test_native_on_request(dgx: FakeHost, box: pathlib.Path) -> None:
     assert not planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "native"}).environ
 
 
-def test_broken_specification_hurts_only_who_needs_it(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_broken_specification_affects_only_its_devices(dgx: FakeHost, box: pathlib.Path) -> None:
     dgx.file("/etc/cdi/broken.yaml", "kind: acme.com/x\ndevices: *nothing\n")
     assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
     with pytest.raises(HookError) as caught:
@@ -182,7 +184,7 @@ def with_edits(edits: str) -> str:
     ],
 )
 def test_invalid_specification_is_one_line(dgx: FakeHost, box: pathlib.Path, name: str, text: str) -> None:
-    """NVIDIA GPUs need no specification. For other devices, the HookError names the file."""
+    """NVIDIA GPUs also work without the specification. For other devices, the HookError names the file."""
     path = dgx.file(f"/etc/cdi/{name}", text)
     plan = fakehost.hook("97-devices.py")["plan"]
     with pytest.raises(HookError) as caught:
@@ -209,8 +211,8 @@ def test_special_file_is_not_read(dgx: FakeHost, box: pathlib.Path) -> None:
         assert f"/etc/cdi/{name}" in caught.value.hint
 
 
-def test_directory_that_is_not_for_us_is_named(dgx: FakeHost, box: pathlib.Path) -> None:
-    (dgx.root / "etc/cdi").symlink_to("cdi")  # a directory that root cannot open either
+def test_unreadable_directory_is_named(dgx: FakeHost, box: pathlib.Path) -> None:
+    (dgx.root / "etc/cdi").symlink_to("cdi")  # a directory that even root cannot open
     assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
     with pytest.raises(HookError, match=r"/etc/cdi: Too many levels"):
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
@@ -227,7 +229,7 @@ def test_device_in_two_files_is_in_neither(dgx: FakeHost, box: pathlib.Path) -> 
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})
 
 
-def test_places_end_at_the_root_of_the_container(dgx: FakeHost) -> None:
+def test_paths_cannot_leave_the_container(dgx: FakeHost) -> None:
     edit = {
         "deviceNodes": [{"path": "/dev/../../../dev/x/../gdrdrv", "hostPath": "/dev/gdrdrv"}],
         "mounts": [{"hostPath": "/etc/cufile.json", "containerPath": "../../../etc/./cufile.json/"}],
@@ -243,7 +245,7 @@ def test_places_end_at_the_root_of_the_container(dgx: FakeHost) -> None:
 
 
 def test_yaml_of_any_form(dgx: FakeHost, tmp_path: pathlib.Path) -> None:
-    """Specifications written by hand."""
+    """People who write a specification by hand use more forms of YAML than programs do."""
     text = """
 cdiVersion: "0.6.0"
 kind: acme.com/x
@@ -290,14 +292,14 @@ def test_mounts_are_writable_unless_they_say_ro(dgx: FakeHost, capsys: pytest.Ca
 
 @pytest.mark.parametrize("variable", ["A", "=b", ""])
 def test_invalid_variable(dgx: FakeHost, variable: str) -> None:
-    """The error names the specification, not the program to start."""
+    """The error names the specification, and not the program that was to start."""
     spec = {"kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": {"env": [variable]}}]}
     dgx.file("/etc/cdi/x.json", json.dumps(spec))
     with pytest.raises(HookError, match=f"x.json is not a valid CDI specification: .*'{variable}'"):
         cdi.Specifications(Host(str(dgx.root))).add(Edits("test"), "acme.com/x", ["a"])
 
 
-# As from driver 570 and NVIDIA's toolkit 1.18 on a Kubernetes host, whose driver is not in the loader cache.
+# A specification as NVIDIA's toolkit writes it on a Kubernetes host, where the loader cache lacks the driver.
 GKE = """
 cdiVersion: 0.7.0
 containerEdits:
@@ -375,15 +377,15 @@ def test_libraries_that_no_loader_of_the_host_knows(
 ) -> None:
     host = fakehost.FakeHost(tmp_path / "host")
     host.gpu(0, "07", 0)
-    where = "/home/kubernetes/bin/nvidia/lib64"
-    host.driver(libraries=where, cache=False)
+    directory = "/home/kubernetes/bin/nvidia/lib64"
+    host.driver(libraries=directory, cache=False)
     host.file("/etc/cdi/nvidia.yaml", GKE if anchors else GKE.replace("&options", ""))
     edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": visible})
-    assert edits.environ["NVIDIA_CTK_LIBCUDA_DIR"] == where
+    assert edits.environ["NVIDIA_CTK_LIBCUDA_DIR"] == directory
     assert gpus(edits) == {0}
-    assert (ldcache.NATIVE, "libcuda.so.1", f"{where}/libcuda.so.1") in edits.libraries
-    assert (ldcache.NATIVE, "libnvidia-nvvm.so.4", f"{where}/libnvidia-nvvm.so.4") in edits.libraries
-    assert edits.links[f"{where}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
+    assert (ldcache.NATIVE, "libcuda.so.1", f"{directory}/libcuda.so.1") in edits.libraries
+    assert (ldcache.NATIVE, "libnvidia-nvvm.so.4", f"{directory}/libnvidia-nvvm.so.4") in edits.libraries
+    assert edits.links[f"{directory}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert "WARN" not in capsys.readouterr().err
 
 
@@ -400,23 +402,23 @@ def test_systems_whose_driver_only_a_specification_knows(
     }
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}
     assert planned(host, box, {}, image).describe() == []
-    said = capsys.readouterr().err
-    assert word in said
-    assert "nvidia-ctk cdi generate" in said
+    stderr = capsys.readouterr().err
+    assert word in stderr
+    assert "nvidia-ctk cdi generate" in stderr
     with pytest.raises(HookError, match=word) as caught:
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
     assert "nvidia-ctk cdi generate" in caught.value.hint
     host.file("/etc/cdi/nvidia.json", json.dumps(spec))
     host.file("/usr/lib/wsl/x.so.1")
     assert set(planned(host, box, {}, image).nodes) == {node}
-    # A node without a GPU in the same cluster has the same file.
+    # In a cluster, nodes without a GPU can have the specification too.
     (host.root / node.lstrip("/")).unlink()
     assert planned(host, box, {}, image).describe() == []
     assert "WARN" not in capsys.readouterr().err
 
 
-def test_option_beats_the_image(dgx: FakeHost, box: pathlib.Path) -> None:
-    """CUDA images select "all", but --device nvidia.com/gpu=0 adds only one GPU, with and without CDI."""
+def test_device_option_takes_precedence_over_the_image(dgx: FakeHost, box: pathlib.Path) -> None:
+    """CUDA images select "all", but --device nvidia.com/gpu=0 gives only one GPU, with and without CDI."""
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}
     for _ in range(2):
         for devices, minors in (
@@ -489,7 +491,7 @@ def test_any_vendor(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     assert nodes_for("amd.com/gpu=0") == {"/dev/kfd", "/dev/dri/renderD128"}
     assert nodes_for("amd.com/gpu=all") == {"/dev/kfd", "/dev/dri/renderD128"}
     assert nodes_for("/dev/kfd, /dev/dri") == {"/dev/kfd", "/dev/dri/card0", "/dev/dri/renderD128"}
-    for wrong, said in (
+    for wrong, hint in (
         ("amd.com/gpu=1", "available: 0"),
         ("intel.com/gpu=0", "/etc/cdi"),
         ("kfd", "vendor.com"),
@@ -497,7 +499,7 @@ def test_any_vendor(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     ):
         with pytest.raises(HookError) as caught:
             nodes_for(wrong)
-        assert said in caught.value.hint
+        assert hint in caught.value.hint
 
 
 def test_devices_in_penroot_yaml_are_a_list() -> None:

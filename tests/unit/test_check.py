@@ -1,4 +1,4 @@
-"""pyxis-py check with Slurm releases that this machine lacks."""
+"""Run pyxis-py check with fake programs of Slurm releases that this machine lacks."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ OTHER = b"penroot plugin for Slurm 0x180b00"  # 24.11, as SLURM_VERSION_NUMBER
 
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return a directory with Slurm's programs, the only one in PATH."""
+    """Return a directory with empty programs of Slurm. It is the only directory in PATH."""
     for name in ("scontrol", "slurmd", "srun"):
         (tmp_path / name).write_text("")
         (tmp_path / name).chmod(0o755)
@@ -37,43 +37,39 @@ def about_slurm(fp: FakeProcess, programs: Path, *lines: str) -> list[Finding]:
 @pytest.mark.clusters("Control groups, version 1 and 2")
 @pytest.mark.parametrize("tracking", ["proctrack/linuxproc", "proctrack/pgid"])
 def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking: str) -> None:
-    [found] = about_slurm(fp, programs, f"ProctrackType           = {tracking}")
-    assert (found.verdict, found.fix) == ("bad", "ProctrackType=proctrack/cgroup in slurm.conf")
-    assert f"ProctrackType={tracking} does not track the helper of a step" in found.what
+    [finding] = about_slurm(fp, programs, f"ProctrackType           = {tracking}")
+    assert (finding.verdict, finding.fix) == ("bad", "ProctrackType=proctrack/cgroup in slurm.conf")
+    assert f"ProctrackType={tracking} does not track the helper of a step" in finding.what
 
 
 @pytest.mark.clusters("A `/tmp` for each job")
 @pytest.mark.parity("check: runtime_path in a directory that is private to each job")
-@pytest.mark.parametrize(
-    "written", ["JobContainerType        = ", "JobContainerType=job_", "NamespaceType           = "]
-)
+@pytest.mark.parametrize("key", ["JobContainerType        = ", "JobContainerType=job_", "NamespaceType           = "])
 @pytest.mark.parametrize(("private", "verdict"), [("/tmp,/run", "bad"), ("/tmp", "ok"), ("", "ok")])
 @pytest.mark.parametrize("kind", ["tmpfs", "linux"])
 def test_a_slurm_with_a_tmp_for_each_job(
-    fp: FakeProcess, programs: Path, written: str, private: str, verdict: str, kind: str
+    fp: FakeProcess, programs: Path, key: str, private: str, verdict: str, kind: str
 ) -> None:
-    """NamespaceType belongs to Slurm 25.11 and later: in read_config.c both names are one setting."""
+    """Since Slurm 25.11, the setting is also called NamespaceType. In read_config.c, both names are one setting."""
     if private:
         (programs / "job_container.conf").write_text(
             f"AutoBasePath=true\nDirs={private if kind == 'tmpfs' else '/x'}\n"
         )
         text = f"node_confs:\n  - nodes: ['n[1-4]']\n    options: {{dirs: '{private}'}}\n"
         (programs / "namespace.yaml").write_text(f"defaults: {{dirs: /dev/shm}}\n{text}")
-    [found] = about_slurm(
-        fp, programs, f"{written}container/{kind}", f"SLURM_CONF              = {programs}/slurm.conf"
-    )
-    assert found.verdict == verdict
-    assert found.what.startswith("runtime_path=/run/")
+    [finding] = about_slurm(fp, programs, f"{key}container/{kind}", f"SLURM_CONF              = {programs}/slurm.conf")
+    assert finding.verdict == verdict
+    assert finding.what.startswith("runtime_path=/run/")
 
 
 @pytest.mark.clusters("A `/tmp` for each job")
 def test_directories_of_dir_confs_are_private(fp: FakeProcess, programs: Path) -> None:
-    """Source: namespace.yaml(5) of Slurm 26.11."""
+    """namespace.yaml(5) of Slurm 26.11 describes dir_confs."""
     directories = "dir_confs: [{path: /tmp, tmpfs: true}, {path: /run, base_path: /nvme}]"
     (programs / "namespace.yaml").write_text(f"defaults:\n  {directories}\n")
     configuration = ("NamespaceType=namespace/linux", f"SLURM_CONF = {programs}/slurm.conf")
-    [found] = about_slurm(fp, programs, *configuration)
-    assert found.verdict == "bad" and "is in /run, which" in found.what
+    [finding] = about_slurm(fp, programs, *configuration)
+    assert finding.verdict == "bad" and "is in /run, which" in finding.what
 
 
 def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
@@ -85,7 +81,7 @@ def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
 
 @pytest.fixture
 def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the copy that slurmctld sent to this machine, whose own slurm.conf is in ``programs``."""
+    """Return the directory for slurmctld's copy of its files. This machine also has a slurm.conf, in ``programs``."""
     directory = programs / "run"
     directory.mkdir()
     (directory / "slurm.conf").touch()
@@ -95,7 +91,7 @@ def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.parity("check: the plugstack.conf that Slurm reads")
 def test_default_path_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
-    """All releases of scontrol print "(null)" then: config_info.c."""
+    """If PlugStackConfig has its default, all releases of scontrol print "(null)": config_info.c."""
     about_slurm(fp, programs, "PlugStackConfig         = (null)", f"SLURM_CONF              = {programs}/slurm.conf")
     fp.register([f"{programs}/scontrol", "show", "config"], stdout=[f"SLURM_CONF = {programs}/slurm.conf"])
     assert plugstack.files(check.slurm_configuration()) == [f"{programs}/plugstack.conf"]
@@ -104,7 +100,7 @@ def test_default_path_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> N
 
 @pytest.mark.parity("check: the plugstack.conf that Slurm reads")
 def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
-    """slurmd --conf-server on a machine with a slurm.conf, which srun reads instead."""
+    """slurmd --conf-server reads the copy of slurmctld's files, but srun reads the machine's own slurm.conf."""
     slurm = {"SLURM_CONF": f"{programs}/slurm.conf"}
     assert plugstack.files(slurm) == [f"{programs}/plugstack.conf", f"{copy}/plugstack.conf"]
     (programs / "slurm.conf").unlink()
@@ -113,8 +109,8 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
     assert plugstack.files(slurm) == []
 
 
-def test_file_of_slurmctld_alone_hides_the_sent_one(programs: Path, copy: Path) -> None:
-    """spank_stack_init() opens PlugStackConfig without searching for it."""
+def test_path_in_plugstackconfig_hides_the_sent_file(programs: Path, copy: Path) -> None:
+    """spank_stack_init() opens the path of PlugStackConfig, and does not search slurmctld's copy."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
     assert finding.verdict == "bad" and "instead of slurmctld's copy" in finding.what
     assert "remove PlugStackConfig from slurm.conf" in finding.fix
@@ -143,7 +139,7 @@ def test_the_line_goes_into_a_file_that_is_sent(programs: Path) -> None:
 
 
 def test_line_through_a_version_link_is_removed_too(programs: Path) -> None:
-    """Slurm runs no job while a required plugin is missing."""
+    """A line for a removed plugin must not remain: Slurm runs no job while a required plugin is missing."""
     for version in ("1.0", "2.0"):
         (programs / version).mkdir()
         (programs / version / "spank_pyxis.so").touch()
@@ -157,8 +153,8 @@ def test_line_through_a_version_link_is_removed_too(programs: Path) -> None:
     assert plugstack.unconfigure(str(directory), f"{programs}/1.0/spank_pyxis.so") == [written]
 
 
-def test_two_lines_would_be_one_too_many(programs: Path) -> None:
-    """Slurm loads the same file twice, and refuses the second one's options."""
+def test_second_line_for_the_plugin_is_refused(programs: Path) -> None:
+    """Slurm would load the plugin twice, and refuse the options of the second."""
     path = programs / "plugstack.conf"
     path.write_text("include plugstack.conf.d/*\n")
     plugstack.configure(f"{programs}/plugstack.conf.d", "/lib/spank_pyxis.so", ())
@@ -167,7 +163,7 @@ def test_two_lines_would_be_one_too_many(programs: Path) -> None:
     assert "slurmctld sends only" in caught.value.hint
 
 
-def test_a_line_of_the_sites_own_stays(programs: Path) -> None:
+def test_line_of_the_site_stays(programs: Path) -> None:
     path = programs / "plugstack.conf"
     path.write_text("required /lib/spank_pyxis.so\n")
     assert plugstack.unconfigure_sent(str(path), "/lib/spank_pyxis.so") == []
@@ -175,7 +171,7 @@ def test_a_line_of_the_sites_own_stays(programs: Path) -> None:
         plugstack.check_unused("/lib/spank_pyxis.so", f"{programs}/plugstack.conf.d")
 
 
-def test_programs_that_do_not_tell(fp: FakeProcess, programs: Path) -> None:
+def test_programs_that_fail_are_ignored(fp: FakeProcess, programs: Path) -> None:
     refused = "slurm_load_ctl_conf error: Unable to contact slurm controller (connect failure)"
     fp.register([f"{programs}/scontrol", "show", "config"], stderr=[refused], returncode=1)
     assert check.slurm_configuration() == {}
@@ -191,8 +187,8 @@ def test_the_plugin_and_the_slurm_of_the_node(fp: FakeProcess, programs: Path, v
     plugin = programs / "spank_pyxis.so"
     plugin.write_bytes(OTHER)
     fp.register([f"{programs}/slurmd", "-V"], stdout=[version])
-    [found] = check._loaded("plugstack.conf", [check.Line("plugstack.conf", 1, str(plugin), ())])
-    assert found.verdict == verdict
-    assert found.what.endswith(
+    [finding] = check._loaded("plugstack.conf", [check.Line("plugstack.conf", 1, str(plugin), ())])
+    assert finding.verdict == verdict
+    assert finding.what.endswith(
         f", for Slurm {version.split()[1]}" if verdict == "ok" else "for Slurm 24.11, this is 25.05.0"
     )

@@ -1,4 +1,4 @@
-"""Locks on containers: races with other processes that claim the same container."""
+"""Claims of containers in races with other processes that claim the same container."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ def data(tmp_path: Path) -> Path:
 
 
 def claimed(data: Path, node: str) -> int:
-    """Return a descriptor with an exclusive lock on the claim of ``box``, whose file names a node."""
+    """Write ``node`` into the claim of ``box``, and return a descriptor that holds an exclusive lock on it."""
     (data / ".box.node").write_text(node)
     fd = os.open(data / ".box.node", os.O_RDONLY)
     fcntl.flock(fd, fcntl.LOCK_EX)
     return fd
 
 
-@pytest.mark.parametrize("named", ["", "elsewhere", NODE])
-def test_reading_a_claim_does_not_block_others(data: Path, monkeypatch: pytest.MonkeyPatch, named: str) -> None:
-    looks = claimed(data, named)
-    monkeypatch.setattr(claims.time, "sleep", lambda seconds: os.close(looks))
+@pytest.mark.parametrize("node", ["", "elsewhere", NODE])
+def test_reading_a_claim_does_not_block_others(data: Path, monkeypatch: pytest.MonkeyPatch, node: str) -> None:
+    reader = claimed(data, node)
+    monkeypatch.setattr(claims.time, "sleep", lambda seconds: os.close(reader))
     assert Claim("box", str(data), kept=True).name == "box"
     assert claims.holder("box", str(data)) == NODE
 
@@ -47,7 +47,7 @@ def test_the_steps_of_one_node_share_a_claim(data: Path, node: str) -> None:
 
 
 def test_faster_node_gets_the_claim(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """flock(2) releases the exclusive lock before it gets the shared lock."""
+    """flock(2) releases the exclusive lock before it gets the shared lock. In between, another node takes the claim."""
     lock = claims.flock
 
     def late(fd: int, *, shared: bool = False) -> bool:
@@ -61,7 +61,7 @@ def test_faster_node_gets_the_claim(data: Path, monkeypatch: pytest.MonkeyPatch)
 
 
 def test_just_removed_claim_is_created_again(data: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A lock on an unlinked file would not exclude any process."""
+    """Another process unlinks the claim just before the lock. A lock on an unlinked file excludes nobody."""
     lock, removed = claims.flock, []
 
     def late(fd: int, *, shared: bool = False) -> bool:

@@ -1,4 +1,4 @@
-"""registries.conf of podman and skopeo, as text."""
+"""Parse texts of podman's and skopeo's registries.conf."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from enroot_py.base.errors import ConfigError
 from enroot_py.registry import containerstoml
 from enroot_py.registry.containersconf import Endpoint, Table
 
-WRONG = {
+# Text -> part of the error
+INVALID = {
     "registry = 1": "bad value of registry",
     "[[registry]]\nlocation = 1": "registry[0]: bad value of location",
     "registry = [1]": "registry[0] is not a table",
@@ -28,11 +29,11 @@ WRONG = {
 }
 
 
-@pytest.mark.parametrize("text", WRONG, ids=lambda text: text[:40])
+@pytest.mark.parametrize("text", INVALID, ids=lambda text: text[:40])
 def test_error_names_file_and_table(text: str) -> None:
     with pytest.raises(ConfigError) as caught:
         containerstoml.parse("/x.conf", text.encode("latin-1"))
-    assert str(caught.value).startswith("/x.conf: ") and WRONG[text] in str(caught.value) and caught.value.hint
+    assert str(caught.value).startswith("/x.conf: ") and INVALID[text] in str(caught.value) and caught.value.hint
     assert "\n" not in str(caught.value)
 
 

@@ -1,4 +1,4 @@
-"""A store after a crash of the node: files that did not reach the disk are not used."""
+"""After a crash of the node, the store does not use files that did not reach the disk."""
 
 from __future__ import annotations
 
@@ -16,19 +16,19 @@ from tests.unit.test_store import A, B, store, temporary
 __all__ = ["store"]  # a fixture
 
 
-def another_boot(path: Path) -> None:
-    """Make a layer or an image look as if the node has rebooted since."""
+def mark_as_of_another_boot(path: Path) -> None:
+    """Change the boot ID of a layer or image, as if the node had rebooted since."""
     _, *rest = (path / "boot").read_text().splitlines(keepends=True)
     (path / "boot").write_text("".join(["another boot\n", *rest]))
 
 
 def unpacked(store: Store) -> Path:
-    """Make a layer during the previous boot, which may not have reached the disk."""
+    """Make a layer of the previous boot, whose files may not have reached the disk. Return its path."""
     with store.build("layers", A) as build:
         layertree.unpack(io.BytesIO(images.tar([images.entry("a", b"1"), images.entry("b", b"2")])), build.path)
         build.publish()
     path = Path(store.layer_path(A) or "")
-    another_boot(path)
+    mark_as_of_another_boot(path)
     assert store.layer_path(A) is None
     return path
 
@@ -44,7 +44,7 @@ def test_layer_that_survived_a_crash_is_kept(store: Store) -> None:
 
 def test_layer_that_a_crash_damaged_is_made_again(store: Store) -> None:
     path = unpacked(store)
-    (path / "fs/a").write_bytes(b"")  # like a file with delayed allocation
+    (path / "fs/a").write_bytes(b"")  # a file with delayed allocation can be empty after a crash
     with store.build("layers", A) as build:
         assert not build.done and os.listdir(build.path) == []
         os.mkdir(build.path + "/fs")
@@ -53,7 +53,7 @@ def test_layer_that_a_crash_damaged_is_made_again(store: Store) -> None:
 
 
 @pytest.mark.parametrize("name", ["index", "sums"])
-def test_files_beside_the_tree_are_looked_at_too(store: Store, name: str) -> None:
+def test_files_beside_the_tree_are_checked_too(store: Store, name: str) -> None:
     path = unpacked(store)
     (path / name).write_bytes(b"")
     with store.build("layers", A) as build:
@@ -61,7 +61,7 @@ def test_files_beside_the_tree_are_looked_at_too(store: Store, name: str) -> Non
 
 
 def imaged(store: Store) -> Path:
-    """Make an image with one layer, both during the previous boot."""
+    """Make an image and its layer, both of the previous boot. Return the image's path."""
     layer = unpacked(store)
     with store.build("images", B) as build:
         layertree.unpack(io.BytesIO(images.tar([images.entry("c", b"3")])), _directory(build.path + "/head"))
@@ -69,7 +69,7 @@ def imaged(store: Store) -> Path:
         Path(build.path, "stack").write_text(f"images/{hexes[1]}/head/fs\nlayers/{hexes[0]}/fs\n")
         build.publish()
     path = Path(store.root) / "images" / B.partition(":")[2]
-    another_boot(path)
+    mark_as_of_another_boot(path)
     assert (layer / "boot").exists() and (path / "boot").exists()
     return path
 
@@ -92,7 +92,7 @@ def test_image_that_a_crash_damaged_is_not_used(store: Store, file: str) -> None
     (path / file.format(A.partition(":")[2])).write_bytes(b"")
     assert store.image(B) is None
     with store.build("images", B) as build:
-        assert build.done == ("layers" in file)  # the undamaged file is kept
+        assert build.done == ("layers" in file)  # an image whose own files are whole is kept
 
 
 def test_settled_image_needs_no_mark(store: Store) -> None:

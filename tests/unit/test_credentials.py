@@ -34,8 +34,8 @@ class Home:
     def find(
         self, registry: str, user: str = "", realm: str = "", repository: str = "x", **more: str
     ) -> tuple[str, str] | None:
-        found = self.credential(registry, user, realm, more, repository)
-        return (found.user, found.secret) if found else None
+        credential = self.credential(registry, user, realm, more, repository)
+        return (credential.user, credential.secret) if credential else None
 
     def credential(
         self, registry: str, user: str, realm: str, more: Mapping[str, str], repository: str = "x"
@@ -53,7 +53,7 @@ def home(tmp_path: Path) -> Home:
 
 @pytest.mark.parity("credentials with and without a port", ".credentials: netrc")
 def test_netrc_by_host_port_and_user(home: Home) -> None:
-    """An entry with the exact port takes precedence, and one without serves every port."""
+    """An entry with the port takes precedence over an entry without a port, which matches every port."""
     assert home.find("a.io") is None  # the file does not exist
     home.netrc("# comment\n\nmachine a.io login me password one\nmachine a.io login you password two\n"
                "machine b.io login $oauthtoken password three\nmachine auth.docker.io login me password hub\n"
@@ -62,9 +62,9 @@ def test_netrc_by_host_port_and_user(home: Home) -> None:
     assert home.find("a.io", "you") == ("you", "two")
     assert home.find("b.io") == ("$oauthtoken", "three")
     assert home.find("a.io", "nobody") is None
-    assert home.find("c.io", "me") is None  # known only for another host
+    assert home.find("c.io", "me") is None  # the file has "me" only for other hosts
     assert (home.find("d.io:443"), home.find("d.io:5000")) == (("me", "any"), ("me", "exact"))
-    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # its token server
+    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # the entry of its token server
 
 
 @pytest.mark.parametrize(("registry", "written"), [(n, t) for n, texts in SPELLINGS.items() for t in texts])
@@ -88,7 +88,7 @@ def test_password_from_a_variable(home: Home) -> None:
 
 @pytest.mark.parity(".credentials: passwords $VARIABLE and $(command)")
 @pytest.mark.parametrize(
-    ("written", "meant"),
+    ("written", "password"),
     [
         ("$2y$10$abcdef", "$2y$10$abcdef"),
         ("pa$TOKEN", "pa$TOKEN"),
@@ -104,10 +104,10 @@ def test_password_from_a_variable(home: Home) -> None:
         (r"\x$", r"\x$"),
     ],
 )
-def test_dollar_within_a_password_is_literal(home: Home, written: str, meant: str) -> None:
-    """A password is expanded only if all of it is $NAME or $(command)."""
+def test_dollar_within_a_password_is_literal(home: Home, written: str, password: str) -> None:
+    """A password is expanded only if it consists of nothing but $NAME or $(command)."""
     home.netrc(f"machine a.io password {written} login me\n")
-    assert home.find("a.io", TOKEN="wrong") == ("me", meant)
+    assert home.find("a.io", TOKEN="wrong") == ("me", password)
 
 
 def test_password_command_keeps_spaces_and_is_hidden(home: Home) -> None:
@@ -124,7 +124,7 @@ def test_special_file_is_refused_at_once(home: Home) -> None:
         home.find("a.io")
 
 
-def test_password_from_a_command_is_run_only_for_its_registry(home: Home) -> None:
+def test_password_command_is_run_only_for_its_registry(home: Home) -> None:
     home.netrc(
         f"machine a.io login me password $(touch {home.path}/ran; echo secret words)\nmachine b.io login x password y\n"
     )
@@ -163,8 +163,8 @@ def test_docker_config(home: Home) -> None:
     assert home.find("a.io", "other") is None
     assert home.find("registry-1.docker.io") == ("me", "pass:word")
     assert home.find("b.io") is None
-    found = home.credential("c.io", "", "", {})
-    assert found is not None and found.identity_token and found.secret == "refresh"
+    credential = home.credential("c.io", "", "", {})
+    assert credential is not None and credential.identity_token and credential.secret == "refresh"
 
 
 def test_docker_config_elsewhere_and_behind_netrc(home: Home, tmp_path: Path) -> None:
@@ -186,23 +186,23 @@ def test_docker_config_with_nulls_and_paths(home: Home) -> None:
     assert home.find("a.io", repository="team/x") == ("u", "t")
     assert home.find("a.io", repository="teams/x") == ("u", "all")
     assert home.find("b.io", repository="team/x") == ("u", "team")
-    assert home.find("b.io", repository="x") is None  # the login is for a part of b.io
+    assert home.find("b.io", repository="x") is None  # the login is only for b.io/team
 
 
 def test_precedence_of_login_files(home: Home) -> None:
-    """Docker's files take precedence over podman's, and a named file over both."""
+    """A file of docker takes precedence over podman's, and the file of REGISTRY_AUTH_FILE over both."""
 
-    def say(path: Path, password: str) -> None:
+    def write(path: Path, password: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps({"auths": {"a.io": {"username": "u", "password": password}}}))
 
-    say(home.path / ".config/containers/auth.json", "kept")
+    write(home.path / ".config/containers/auth.json", "kept")
     assert home.find("a.io") == ("u", "kept")
-    say(home.path / "containers/auth.json", "session")
+    write(home.path / "containers/auth.json", "session")
     assert home.find("a.io", XDG_RUNTIME_DIR=str(home.path)) == ("u", "session")
-    say(home.path / ".docker/config.json", "docker")
+    write(home.path / ".docker/config.json", "docker")
     assert home.find("a.io", XDG_RUNTIME_DIR=str(home.path)) == ("u", "docker")
-    say(home.path / "named", "named")
+    write(home.path / "named", "named")
     assert home.find("a.io", REGISTRY_AUTH_FILE=str(home.path / "named")) == ("u", "named")
 
 
@@ -224,8 +224,8 @@ def test_failing_helper_is_reported_without_its_output(
     (home.path / "docker-credential-bad").chmod(0o755)
     home.docker({"credsStore": "bad"})
     assert home.find("a.io", PATH=f"{home.path}:/bin") is None
-    said = capsys.readouterr().err
-    assert "docker-credential-bad" in said and "hunter2" not in said
+    stderr = capsys.readouterr().err
+    assert "docker-credential-bad" in stderr and "hunter2" not in stderr
 
 
 @pytest.mark.parametrize(

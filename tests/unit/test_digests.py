@@ -8,7 +8,7 @@ from enroot_py.base.errors import ImageError
 HEX = "0123456789abcdef" * 4
 
 
-def test_digest_of_data_is_one() -> None:
+def test_digest_of_data_is_valid() -> None:
     digest = digests.of(b"")
     assert digest == "sha256:e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"
     assert digests.is_digest(digest) and digests.of_encoded(digests.encoded(digest)) == digest

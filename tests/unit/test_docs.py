@@ -1,4 +1,4 @@
-"""The pages of docs/: links have targets, and each page is in a list."""
+"""Check docs/: links have targets, each page is in the table of contents, and facts match the code."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def headings(path: Path) -> list[str]:
 
 
 def links(path: Path) -> Iterator[str]:
-    """Return the link targets of a page, except in spans of code."""
+    """Return the link targets of a page, except those in code and with a scheme."""
     text = re.sub(r"(`+)(?!`).*?(?<!`)\1(?!`)", "", prose(path), flags=re.S)
     yield from (target for target in _LINK.findall(text) if "://" not in target)
 
@@ -47,10 +47,10 @@ def test_links_lead_somewhere(path: Path) -> None:
     assert path.parent != ROOT or path.name != "README.md" or len(list(links(path))) > 20
     for target in links(path):
         file, _, anchor = target.partition("#")
-        there = path.parent / file if file else path
-        assert there.is_file(), f"{target}: there is no such file"
+        linked = path.parent / file if file else path
+        assert linked.is_file(), f"{target}: there is no such file"
         if anchor:
-            assert anchor in anchors(headings(there)), f"{target}: no heading of {there.name} has that anchor"
+            assert anchor in anchors(headings(linked)), f"{target}: no heading of {linked.name} has that anchor"
 
 
 def test_every_page_is_in_a_list() -> None:
@@ -62,7 +62,7 @@ def test_every_page_is_in_a_list() -> None:
 def test_explained_messages_are_in_the_source() -> None:
     paths = [path for room in ("enroot_py", "pyxis_py", "c_shims") for path in (ROOT / room).rglob("*.[cp]*")]
     source = "".join(path.read_text() for path in paths if path.suffix in (".c", ".py"))
-    source = re.sub(r'"\s+f?"', "", source)  # strings with several lines
+    source = re.sub(r'"\s+f?"', "", source)  # join strings that continue in the next line
     messages = re.findall(r"^### `(.*)`$", (ROOT / "docs/reference/troubleshooting.md").read_text(), re.M)
     assert len(messages) > 20
     for message in messages:
@@ -75,7 +75,7 @@ CLUSTERS = (ROOT / "docs/howto/clusters.md").read_text()
 
 @pytest.mark.parity("settings for each kind of cluster")
 def test_each_part_about_clusters_has_tests() -> None:
-    titles = re.findall(r"^## (.*)", CLUSTERS, re.M)[1:]  # after the table of places
+    titles = re.findall(r"^## (.*)", CLUSTERS, re.M)[1:]  # without the first part, which is the table of directories
     assert len(titles) > 10
     assert {*titles} == {*marks("clusters")}
 
@@ -89,7 +89,7 @@ def test_settings_for_clusters_are_settings() -> None:
     plugin_settings.load(sorted(ours))
 
 
-def test_places_of_the_settings_are_those_of_the_table() -> None:
+def test_table_of_directories_has_the_defaults() -> None:
     for row in re.findall(r"^\|.*?\| `(\w+_path)` \|.*\| (.*?) \|$", CLUSTERS, re.M):
         default = all_settings()[f"ENROOT_{row[0].upper()}"].default
         shown = default.replace("${XDG_CACHE_HOME}", "~/.cache").replace("${XDG_DATA_HOME}", "~/.local/share")
@@ -120,7 +120,7 @@ def test_a_manual_page_has_every_word_that_man_shows(name: str) -> None:
     page = re.sub(r"\]\([^)]*\)", "", manual.pages()[f"{name}.md"])
     words = iter(re.findall(_WORD, page))
     for word in re.findall(_WORD, manual.plain("\n".join(roff))):
-        assert word in words, f"{word!r} is not where it should be"
+        assert word in words, f"{word!r} is missing in the page, or in another order"
 
 
 def test_walk_of_a_reference_names_functions_that_exist() -> None:

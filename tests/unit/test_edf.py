@@ -1,4 +1,4 @@
-"""Environment files: allowed keys, errors for others, and the resulting step or start."""
+"""Environment files: the keys and values that are allowed, and the errors for others."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Home:
     def read(self, name: str, **more: str) -> Environment:
         return edf_parser.read(name, f"--environment={name}", str(self.path), {**self.environ, **more})
 
-    def said(self, text: str | bytes) -> Environment:
+    def parse(self, text: str | bytes) -> Environment:
         self.write("it", text)
         return self.read("it")
 
@@ -56,7 +56,7 @@ def values(file: Environment) -> dict[str, list[str]]:
     return {key: [file.value(entry) for entry in file.all(key)] for key in keys}
 
 
-# Each form that CSCS documents, with our names.
+# Each form in the documentation of CSCS, with other names
 FORMS = {
     "the first one": 'image = "library/debian:13"\nmounts = ["${SCRATCH}:${SCRATCH}"]\nworkdir = "${SCRATCH}"\n',
     "other registries": 'image = "quay.io#some/bench:6.2-mpich4.1-arm64"\n',
@@ -82,14 +82,14 @@ FORMS = {
 @pytest.mark.parametrize("text", FORMS.values(), ids=list(FORMS))
 def test_forms_of_the_documentation(home: Home, text: str) -> None:
     home.write("common", 'image = "common"\n')
-    file = home.said(text)
+    file = home.parse(text)
     edf_parser.check(file)
     assert file.last("image")
     assert edf.loads(file.dumps()) == file
 
 
 def test_each_value_has_its_line(home: Home) -> None:
-    file = home.said(
+    file = home.parse(
         "\n# [env]\nimage = 'a'\n\nmounts = [ # [\n  \"/a:/b\",\n\n  '/c:/d',\n]\nenv.A = '''\n[x]\nB = 1\n'''\n"
         "writable = true\n[annotations.com.hooks]\nx.enabled = 'true'\n\n[annotations.\"a b\"]\n c = '1'\n"
     )
@@ -103,10 +103,10 @@ def test_each_value_has_its_line(home: Home) -> None:
 
 @pytest.mark.parity("base_environment")
 def test_file_overrides_its_bases(home: Home) -> None:
-    """A file takes precedence over its bases, and a later base over an earlier one."""
+    """A file takes precedence over its bases, and a later base over an earlier base."""
     home.write("a", 'image = "a"\nwritable = false\nmounts = ["/a:/a"]\n[env]\nONE = "a"\nTWO = "a"\nTHREE = "a"\n')
     home.write("b", 'image = "b"\nmounts = ["/b:/b"]\n[env]\nTWO = "b"\nTHREE = "b"\n')
-    file = home.said('mounts = ["/c:/c"]\nbase_environment = ["a", "b"]\n[env]\nTHREE = "c"\n')
+    file = home.parse('mounts = ["/c:/c"]\nbase_environment = ["a", "b"]\n[env]\nTHREE = "c"\n')
     image, writable = file.last("image"), file.last("writable")
     assert image and image.text == "b" and image.origin.endswith("b.toml:1")
     assert writable and writable.text == "false" and not file.last("workdir")
@@ -116,7 +116,7 @@ def test_file_overrides_its_bases(home: Home) -> None:
 
 @pytest.mark.parity("unknown keys, wrong types")
 @pytest.mark.parametrize(
-    ("text", "line", "says", "hint"),
+    ("text", "line", "error", "hint"),
     [
         ('imgae = "a"', 1, "unknown key 'imgae'", "did you mean image?"),
         ('image = "a"\n\nvolumes = []', 3, "unknown key 'volumes'", "keys are base_environment, image"),
@@ -165,19 +165,19 @@ def test_file_overrides_its_bases(home: Home) -> None:
         (b'image = "a"\n# \xff\n', 2, "this is not UTF-8", "save it as UTF-8"),
     ],
 )
-def test_errors_name_their_line(home: Home, text: str | bytes, line: int, says: str, hint: str) -> None:
-    message, way_out = home.refused(text)
-    assert message.startswith(f"it.toml:{line}: ") and says in message, message
-    assert hint in way_out
-    assert "\n" not in message + way_out
+def test_errors_name_their_line(home: Home, text: str | bytes, line: int, error: str, hint: str) -> None:
+    actual_error, actual_hint = home.refused(text)
+    assert actual_error.startswith(f"it.toml:{line}: ") and error in actual_error, actual_error
+    assert hint in actual_hint
+    assert "\n" not in actual_error + actual_hint
 
 
 @pytest.mark.parity("forms of CSCS's documentation")
 def test_comma_that_toml_forbids_is_reported(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
-    """A key below a table belongs to the table."""
-    assert home.said(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
+    """A key below a [table] belongs to the table, so ``workdir`` below [env] is a variable, which is reported too."""
+    assert home.parse(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
     assert capfd.readouterr().err.count("ignoring the comma at the end") == 2
-    assert home.said('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
+    assert home.parse('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
     assert "it.toml:3: workdir is a variable here" in capfd.readouterr().err
 
 
@@ -202,7 +202,7 @@ def test_paths_where_files_are_found(home: Home) -> None:
 
 @pytest.mark.parity("EDF_PATH")
 @pytest.mark.parametrize(
-    ("name", "environ", "says", "hint"),
+    ("name", "environ", "error", "hint"),
     [
         ("ubunto", {}, "there is no ubunto.toml in HOME/.edf", "did you mean ubuntu?"),
         ("here", {}, "there is no here.toml in HOME/.edf", "it may be ./here.toml"),
@@ -219,7 +219,7 @@ def test_paths_where_files_are_found(home: Home) -> None:
         (".", {}, "Is a directory", ""),
     ],
 )
-def test_files_that_are_not_there(home: Home, name: str, environ: dict[str, str], says: str, hint: str) -> None:
+def test_files_that_are_not_there(home: Home, name: str, environ: dict[str, str], error: str, hint: str) -> None:
     home.write("ubuntu", 'image = "a"')
     (home.path / "here.toml").write_text('image = "a"')
     (home.path / ".edf/loop.toml").symlink_to("loop.toml")
@@ -227,11 +227,11 @@ def test_files_that_are_not_there(home: Home, name: str, environ: dict[str, str]
     (home.path / "mem").symlink_to("/proc/self/mem")
     with pytest.raises(PenrootError) as caught:
         home.read(name, **environ)
-    assert says in str(caught.value).replace(str(home.path), "HOME")
+    assert error in str(caught.value).replace(str(home.path), "HOME")
     assert hint in caught.value.hint
 
 
-def test_name_with_toml_is_first_a_file_here(home: Home) -> None:
+def test_name_with_toml_is_searched_in_the_cwd_first(home: Home) -> None:
     home.write("it", 'image = "a"')
     (home.path / "it.toml").write_text('image = "b"')
     assert values(home.read("it.toml"))["image"] == ["b"] and values(home.read("it"))["image"] == ["a"]
@@ -241,7 +241,7 @@ def test_name_with_toml_is_first_a_file_here(home: Home) -> None:
 
 
 @pytest.mark.parity("base_environment")
-def test_bases_end(home: Home) -> None:
+def test_endless_bases_are_refused(home: Home) -> None:
     home.write("it", 'base_environment = "other"')
     home.write("other", 'base_environment = "it"')
     with pytest.raises(ConfigError, match="is its own base"):
@@ -261,7 +261,7 @@ def test_bases_end(home: Home) -> None:
 
 @pytest.mark.security("H5")
 @pytest.mark.parametrize(
-    ("spoil", "why"),
+    ("spoil", "error"),
     [
         (lambda file: file.chmod(0o666), "can be written by others"),
         (lambda file: file.chmod(0o606), "can be written by others"),
@@ -271,15 +271,15 @@ def test_bases_end(home: Home) -> None:
     ],
     ids=["mode 666", "mode 606", "directory", "pipe", "large"],
 )
-def test_file_that_others_can_write_is_not_trusted(home: Home, spoil: Callable[[Path], object], why: str) -> None:
+def test_file_that_others_can_write_is_not_trusted(home: Home, spoil: Callable[[Path], object], error: str) -> None:
     spoil(home.write("it", 'image = "a"'))
-    with pytest.raises(ConfigError, match=why) as caught:
+    with pytest.raises(ConfigError, match=error) as caught:
         home.read("it")
-    assert "everybody" not in why or caught.value.hint == f"chmod o-w {home.path}/.edf"
+    assert "everybody" not in error or caught.value.hint == f"chmod o-w {home.path}/.edf"
 
 
-def test_lines_that_all_look_like_ends_are_read_in_time(home: Home) -> None:
-    file = home.said('image = "a"\nmounts = [\n' + 3000 * '"/a:/b", # ]\n' + "]\nwritable = true\n")
+def test_lines_that_could_end_an_array_take_little_time(home: Home) -> None:
+    file = home.parse('image = "a"\nmounts = [\n' + 3000 * '"/a:/b", # ]\n' + "]\nwritable = true\n")
     assert len(values(file)["mounts"]) == 3000
     image, writable = file.last("image"), file.last("writable")
     assert image and writable and (image.origin, writable.origin) == (f"{file.path}:1", file.path)
@@ -309,13 +309,13 @@ def test_deep_nesting_is_reported(home: Home, text: str) -> None:
     ],
 )
 def test_variables_of_the_submitter(home: Home, text: str, expected: str) -> None:
-    assert values(home.said(f'[annotations]\nx = "{text}"'))["annotations"] == [expected]
+    assert values(home.parse(f'[annotations]\nx = "{text}"'))["annotations"] == [expected]
 
 
 @pytest.mark.parity("${NAME}")
 def test_nodes_get_variables_of_the_submitter(home: Home) -> None:
-    """Nodes look up the rest themselves."""
-    file = edf.loads(home.said('workdir = "${SCRATCH}/${SLURM_JOB_ID}"').dumps())
+    """The nodes look up the other variables themselves."""
+    file = edf.loads(home.parse('workdir = "${SCRATCH}/${SLURM_JOB_ID}"').dumps())
     entry = file.last("workdir")
     assert entry and file.host == {"SCRATCH": "/scratch/jane"}
     assert file.value(entry, {"SCRATCH": "/elsewhere", "SLURM_JOB_ID": "7"}) == "/scratch/jane/7"
@@ -323,78 +323,80 @@ def test_nodes_get_variables_of_the_submitter(home: Home) -> None:
         file.value(entry, {})
 
 
-def test_only_variables_that_are_named_are_carried(home: Home) -> None:
-    file = home.said('image = "a"\n[env]\nA = "${USER}"\nB = "$SCRATCH"')
+def test_only_named_variables_are_sent(home: Home) -> None:
+    file = home.parse('image = "a"\n[env]\nA = "${USER}"\nB = "$SCRATCH"')
     assert file.host == {"USER": "jane"} and "/scratch" not in file.dumps()
     home.write("it", 'image = "a"\n[annotations]\njob = "${SLURM_JOB_ID}"')
-    assert not home.read("it", SLURM_JOB_ID="1").host  # inherited from a surrounding job
+    assert not home.read("it", SLURM_JOB_ID="1").host  # SLURM_JOB_ID of a surrounding job is not sent
 
 
 @pytest.mark.parity("${NAME}")
-def test_variables_of_the_image_go_before_the_submitters(home: Home) -> None:
+def test_image_variables_take_precedence_over_the_submitters(home: Home) -> None:
     home.write("it", '[env]\nPATH = "${PATH}:/mine"\nWHO = "${USER}"\nEMPTY = ""\nGONE = "${NONE:-}"')
     file = home.read("it", PATH="/host/bin")
-    said = file.variables({"PATH": "/image/bin"}, {"USER": "john"})
+    variables = file.variables({"PATH": "/image/bin"}, {"USER": "john"})
     expected = {"PATH": "/image/bin:/mine", "WHO": "jane", "EMPTY": None, "GONE": None}
-    assert {name: value for name, (value, _) in said.items()} == expected
-    assert said["WHO"][1].endswith("it.toml:3")
+    assert {name: value for name, (value, _) in variables.items()} == expected
+    assert variables["WHO"][1].endswith("it.toml:3")
 
 
-def test_nothing_in_a_variable_separates(home: Home) -> None:
-    file = home.said('mounts = ["${ODD}:/x$$y:ro"]')
+def test_separators_in_a_variable_are_escaped(home: Home) -> None:
+    file = home.parse('mounts = ["${ODD}:/x$$y:ro"]')
     (entry,) = file.all("mounts")
     assert file.mount(entry) == r"/a\ b\:c\,d\$e:/x\$y:ro"
 
 
 def test_missing_hooks_are_reported_together(home: Home) -> None:
-    file = home.said(
+    file = home.parse(
         'image = "a"\n[annotations.com.hooks]\nmps.enabled = "true"\nnone.enabled = "false"\nssh.enabled = "true"\n'
         'ssh.port = "1"\n[annotations.com.other]\nthing.enabled = "true"'
     )
     line = edf_parser.annotation_warning(file)
     assert line.count("com.hooks.") == 2 and "com.hooks.mps (" in line and "it.toml:5" in line
-    assert not edf_parser.annotation_warning(home.said('image = "a"'))
+    assert not edf_parser.annotation_warning(home.parse('image = "a"'))
 
 
-def test_libraries_of_cscs_that_are_no_hosts_are_named(home: Home) -> None:
+def test_netstack_that_is_not_the_hosts_is_reported(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.hooks.netstack.source = "{}"\ncom.hooks.netstack.version = "latest"\n'
-    assert "com.hooks.netstack (" in edf_parser.annotation_warning(home.said(text.format("artifact")))
-    assert edf_parser.annotation_warning(home.said(text.format("host"))) == ""
-    assert "it.toml:1)" in edf_parser.annotation_warning(home.said('annotations.com.hooks.netstack.name = "default"\n'))
+    assert "com.hooks.netstack (" in edf_parser.annotation_warning(home.parse(text.format("artifact")))
+    assert edf_parser.annotation_warning(home.parse(text.format("host"))) == ""
+    assert "it.toml:1)" in edf_parser.annotation_warning(
+        home.parse('annotations.com.hooks.netstack.name = "default"\n')
+    )
 
 
 def test_misspelt_annotations_of_ours_are_reported(home: Home) -> None:
     text = 'image = "a"\n[annotations]\ncom.pyxis.slrum = "true"\ncom.hooks.cxi.enable = "true"\norg.site.x = "1"\n'
-    line = edf_parser.annotation_warning(home.said(text))
+    line = edf_parser.annotation_warning(home.parse(text))
     assert "com.pyxis.slrum" in line and "did you mean com.pyxis.slurm?" in line and "it.toml:3" in line
     assert "com.hooks.cxi.enable " in line and "did you mean com.hooks.cxi.enabled?" in line and "org.site" not in line
 
 
-@pytest.mark.parametrize(("text", "said"), [("True", True), ("${ON}", True), ("FALSE", False), ("", None)])
-def test_annotations_that_are_true(home: Home, text: str, said: bool | None) -> None:
+@pytest.mark.parametrize(("text", "value"), [("True", True), ("${ON}", True), ("FALSE", False), ("", None)])
+def test_truth_values_of_annotations(home: Home, text: str, value: bool | None) -> None:
     home.write("it", f'image = "a"\n[annotations]\ncom.pyxis.slurm = "{text}"\n')
-    found = home.read("it", ON="true").annotation("com.pyxis.slurm")
-    assert (found and found[0]) == said
+    annotation = home.read("it", ON="true").annotation("com.pyxis.slurm")
+    assert (annotation and annotation[0]) == value
 
 
 def test_shown_file_has_no_control_characters(home: Home) -> None:
-    """Directories and files can have any names."""
-    place = home.path / "x\nimage = 'evil' #"
-    place.mkdir()
-    said = {"image": "a", "env": {"A": "x\x9by\u202e\U000e0041\x7f\t"}, "annotations": {"a\nb": "\x1b[31m"}}
+    """The names of directories and files can contain any characters."""
+    directory = home.path / "x\nimage = 'evil' #"
+    directory.mkdir()
+    expected = {"image": "a", "env": {"A": "x\x9by\u202e\U000e0041\x7f\t"}, "annotations": {"a\nb": "\x1b[31m"}}
     text = 'image = "a"\n[env]\nA = "x\\u009by\\u202e\\U000e0041\\u007f\\t"\n[annotations]\n"a\\nb" = "\\u001b[31m"\n'
-    (place / "it.toml").write_text(text)
-    file = home.read(f"{place}/it.toml")
+    (directory / "it.toml").write_text(text)
+    file = home.read(f"{directory}/it.toml")
     shown = {form: environments.shown(file, form).decode() for form in ("toml", "json")}
     assert all(line.isprintable() for text in shown.values() for line in text.split("\n"))
-    for found in (edf_parser.tomllib.loads(shown["toml"]), json.loads(shown["json"])):
-        assert {key: found[key] for key in said} == said
+    for document in (edf_parser.tomllib.loads(shown["toml"]), json.loads(shown["json"])):
+        assert {key: document[key] for key in expected} == expected
 
 
 def test_hooks_learn_the_annotations(home: Home) -> None:
-    file = home.said('[annotations]\na.b = "${USER}"\nc = "1\\n2"\nd = "${SLURM_JOB_ID}"')
+    file = home.parse('[annotations]\na.b = "${USER}"\nc = "1\\n2"\nd = "${SLURM_JOB_ID}"')
     assert file.for_hooks({"SLURM_JOB_ID": "7"}) == {"PENROOT_ANNOTATIONS": "a.b=jane\nd=7"}
-    assert home.said('image = "a"').for_hooks({}) == {}
+    assert home.parse('image = "a"').for_hooks({}) == {}
 
 
 def test_file_too_large_for_a_job_is_refused(home: Home) -> None:

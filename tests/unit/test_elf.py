@@ -1,4 +1,4 @@
-"""Reading shared libraries: correct for real ones, and no crash, loop or delay for damaged ones."""
+"""The reader of ELF files is right about real shared libraries. Damaged ones cause no crash, loop or delay."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def read(path: pathlib.Path, prefix: str = "") -> Elf:
 
 @pytest.fixture(scope="module")
 def tree(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
-    """Build a root where libneeds.so.1 needs two versions of libgives.so.1, and the unversioned libplain.so."""
+    """Build libneeds.so.1, which needs two symbol versions of libgives.so.1, and libplain.so, which has no versions."""
     root = tmp_path_factory.mktemp("libraries")
     gives = build(root, "/libgives.so.1.2", soname="libgives.so.1", versions=["GIVES_1.0", "GIVES_1.1"])
     plain = build(root, "/libplain.so", symbols=["api_one", "api_two", "other"])
@@ -49,11 +49,11 @@ def test_reader_agrees_with_readelf(name: str) -> None:
     path = pathlib.Path(f"/usr/lib/{os.uname().machine}-linux-gnu", name)
     if not path.exists():
         pytest.skip(f"{name} is not installed")
-    told = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True, check=True).stdout
+    stdout = subprocess.run(["readelf", "-dVW", path], capture_output=True, text=True, check=True).stdout
     ours = read(path, "ucp_")
-    assert list(ours.needed) == re.findall(r"\(NEEDED\).*\[(.*)\]", told)
-    assert [ours.soname] == re.findall(r"\(SONAME\).*\[(.*)\]", told)
-    parts = told.partition("Version needs section")
+    assert list(ours.needed) == re.findall(r"\(NEEDED\).*\[(.*)\]", stdout)
+    assert [ours.soname] == re.findall(r"\(SONAME\).*\[(.*)\]", stdout)
+    parts = stdout.partition("Version needs section")
     assert ours.versions == set(re.findall(r"Flags: (?:none|WEAK) .*Cnt: \d+ +Name: (\S+)", parts[0]))
     assert {v for each in ours.needs.values() for v in each} == set(re.findall(r"Name: (\S+) +Flags: none", parts[2]))
     symbols = subprocess.run(["nm", "-D", "--defined-only", path], capture_output=True, text=True, check=True).stdout
@@ -77,15 +77,15 @@ def test_invalid_libraries(tmp_path: pathlib.Path) -> None:
 
 @pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
-def test_damaged_in_any_place(tree: pathlib.Path, tmp_path: pathlib.Path, rng: random.Random, soak: bool) -> None:
-    """Change each byte of the headers and lists, and many at once: reading returns soon or raises NotElf."""
+def test_damage_at_any_offset(tree: pathlib.Path, tmp_path: pathlib.Path, rng: random.Random, soak: bool) -> None:
+    """Change bytes of the headers and lists, one or many at a time. The reader soon returns or raises NotElf."""
     path = tmp_path / "damaged"
     for name in ("libneeds.so.1", "libgives.so.1.2"):
         whole = (tree / name).read_bytes()
-        places = range(0x1000 if len(whole) > 0x1000 else len(whole))
-        for place in places if soak else rng.sample(places, 500):
+        offsets = range(0x1000 if len(whole) > 0x1000 else len(whole))
+        for offset in offsets if soak else rng.sample(offsets, 500):
             damaged = bytearray(whole)
-            damaged[place] = rng.choice((0, 1, 0x7F, 0xFF))
+            damaged[offset] = rng.choice((0, 1, 0x7F, 0xFF))
             for _ in range(rng.choice((0, 0, 3, 30))):
                 damaged[rng.randrange(len(damaged))] = rng.randrange(256)
             path.write_bytes(damaged[: rng.choice((None, None, rng.randrange(len(damaged))))])
@@ -96,7 +96,7 @@ def test_damaged_in_any_place(tree: pathlib.Path, tmp_path: pathlib.Path, rng: r
 
 
 def crafted(path: pathlib.Path, tags: dict[int, int], content: bytes, *, size: int = 1 << 40) -> pathlib.Path:
-    """Write a library that claims a size of 1 TiB, with ``content`` at address 0x1000."""
+    """Write a sparse library of 1 TiB with these dynamic ``tags``, and ``content`` at address 0x1000."""
     dynamic = b"".join(struct.pack("=QQ", tag, value) for tag, value in tags.items()) + bytes(16)
     head = b"\x7fELF\2\1\1" + bytes(9) + struct.pack("=HHIQQQIHHHHHH", 3, 62, 1, 0, 64, 0, 0, 64, 56, 2, 0, 0, 0)
     loads = struct.pack("=IIQQQQQQ", 1, 4, 0, 0, 0, size, size, 0)
@@ -113,14 +113,14 @@ DEFINES, DEFINED, NEEDS, NEEDED = range(0x6FFFFFFC, 0x70000000)
 @pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
 def test_lists_that_do_not_end_are_read_to_a_limit(tmp_path: pathlib.Path) -> None:
-    """Chains that form a loop, or continue through a 1 TiB hole."""
+    """Lists can form a loop, or continue through a hole of 1 TiB."""
     strings = {NAMES: 0x1000, SIZE: 16}
-    again = struct.pack("=HHIII", 1, 65535, 0, 16, 0) + struct.pack("=IHHII", 0, 0, 0, 0, 0)
-    made = crafted(tmp_path / "needs", {**strings, NEEDS: 0x1010, NEEDED: 1 << 62}, b"lib\0".ljust(16, b"\0") + again)
-    assert read(made).needs == {"lib": ("lib",) * 4096}
-    far = struct.pack("=HHHHIII", 1, 0, 1, 1, 0, 20, 28) + struct.pack("=II", 0, 0)
-    made = crafted(tmp_path / "gives", {**strings, DEFINES: 0x1010, DEFINED: 1 << 60}, bytes(16) + far * 100_000)
-    assert read(made).versions == {""}
+    loop = struct.pack("=HHIII", 1, 65535, 0, 16, 0) + struct.pack("=IHHII", 0, 0, 0, 0, 0)
+    library = crafted(tmp_path / "needs", {**strings, NEEDS: 0x1010, NEEDED: 1 << 62}, b"lib\0".ljust(16, b"\0") + loop)
+    assert read(library).needs == {"lib": ("lib",) * 4096}
+    entries = struct.pack("=HHHHIII", 1, 0, 1, 1, 0, 20, 28) + struct.pack("=II", 0, 0)
+    library = crafted(tmp_path / "gives", {**strings, DEFINES: 0x1010, DEFINED: 1 << 60}, bytes(16) + entries * 100_000)
+    assert read(library).versions == {""}
     hashed = struct.pack("=IIII", 1, 1, 0, 0) + struct.pack("=I", 1) + bytes(64)
     tags = {**strings, HASH: 0x1010, TABLE: 0x1000, SIZE: 1 << 40}
     with pytest.raises(NotElf, match="its string table is too large"):

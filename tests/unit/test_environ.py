@@ -1,4 +1,4 @@
-"""Lines of a container's environment, and the expansion of ${VAR}."""
+"""Variables of a container: the expansion of ${VAR}, secrets of the caller, and origins."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ HOST = {"HOME": "/home/me", "EMPTY": "", "A_B": "x${HOME}"}
 
 @pytest.mark.parity("/etc/environment: ${VAR} of the caller")
 @pytest.mark.parametrize(
-    ("text", "meant"),
+    ("text", "expanded"),
     [
         ("${HOME}/x", "/home/me/x"),
         ("a${UNSET}b${EMPTY}c", "abc"),
-        ("${A_B}", "x${HOME}"),  # once
+        ("${A_B}", "x${HOME}"),  # the value is not expanded again
         ("$HOME $(id -u) `id` $$ $", "$HOME $(id -u) `id` $$ $"),
         ("${HOME", "${HOME"),
         ("${HOME:-x} ${1} ${} ${a b}", "${HOME:-x} ${1} ${} ${a b}"),
         ("${a${HOME}", "${a/home/me"),
     ],
 )
-def test_names_in_braces_are_replaced_and_nothing_else(text: str, meant: str) -> None:
-    assert environ.substitute(text, HOST) == meant
+def test_names_in_braces_are_replaced_and_nothing_else(text: str, expanded: str) -> None:
+    assert environ.substitute(text, HOST) == expanded
 
 
 def test_defaults_in_files_of_the_site() -> None:
@@ -104,7 +104,7 @@ def test_value_without_a_secret_is_passed_on(value: str) -> None:
 def test_each_variable_has_its_last_origin() -> None:
     variables = environ.Variables()
     variables.set({"A": "1", "B": "1", "C": "1"}, "the image")
-    variables.values.update(B="2", D="2", C="1")  # like a hook
+    variables.values.update(B="2", D="2", C="1")  # as a hook does
     variables.note("hooks")
     assert variables.origins == {"A": "the image", "B": "hooks", "C": "the image", "D": "hooks"}
     variables.note("later")

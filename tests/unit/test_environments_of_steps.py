@@ -1,4 +1,4 @@
-"""Environment files of steps: precedence beside options and variables, and their way to the nodes."""
+"""Environment files of steps: their precedence over options and variables, and how nodes get them."""
 
 from __future__ import annotations
 
@@ -15,18 +15,24 @@ from pyxis_py.request.options import parse
 from pyxis_py.submit import submission
 
 
-def of_file(text: str, *given: str, node: bool = False, **environ: str) -> options.Request:
-    """Parse a request with an environment file, at submit, or on a node with the job's ``environ``."""
-    said = [line.split(" ", 1) for line in text.splitlines()]
+def of_file(text: str, *option_words: str, node: bool = False, **environ: str) -> options.Request:
+    """Parse a request with an environment file and options, at submit, or on a node with the job's ``environ``.
+
+    Each line of ``text`` is a key, a space and a value.
+    """
+    pairs_of_file = [line.split(" ", 1) for line in text.splitlines()]
     entries = tuple(
-        FileEntry(*key.partition(".")[::2], value, f"it.toml:{n}") for n, (key, value) in enumerate(said, 1)
+        FileEntry(*key.partition(".")[::2], value, f"it.toml:{n}") for n, (key, value) in enumerate(pairs_of_file, 1)
     )
     file = Environment("it", "/home/it.toml", entries, {"USER": "jane"})
-    pairs = [("environment", "it"), *((name, value) for name, _, value in (option.partition("=") for option in given))]
+    pairs = [
+        ("environment", "it"),
+        *((name, value) for name, _, value in (option.partition("=") for option in option_words)),
+    ]
     return parse(pairs, environ, "/work" if node else "", lambda name, origin: file)
 
 
-def test_an_environment_file_says_what_options_do() -> None:
+def test_environment_file_sets_what_options_set() -> None:
     text = "image a/b:1\nworkdir /home/${USER}\nmounts /a:/b:ro\nmounts ./c:/d\nentrypoint false\nwritable false"
     request = of_file(text, "container-mounts=/e:/d", node=True)
     assert (request.image, request.workdir, request.entrypoint) == ("a/b:1", "/home/jane", False)
@@ -39,18 +45,22 @@ def test_an_environment_file_says_what_options_do() -> None:
     assert request.wants_container and request.value(ENVIRONMENT) == "it" and request.file
 
 
-def test_defaults_of_a_file_are_those_of_cscs() -> None:
+def test_defaults_of_a_file_equal_those_of_cscs() -> None:
     request = of_file("image a")
     assert (request.entrypoint, request.writable, request.workdir, request.mount_home) == (False, True, None, None)
 
 
 @pytest.mark.parity("srun --environment: options take precedence over the file")
-def test_options_go_before_a_file_and_a_file_before_variables() -> None:
-    said = {"PYXIS_CONTAINER_IMAGE": "of-variable", "PYXIS_CONTAINER_WORKDIR": "/v", "PYXIS_CONTAINER_WRITABLE": "no"}
-    request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **said)
+def test_options_override_a_file_and_a_file_variables() -> None:
+    variables = {
+        "PYXIS_CONTAINER_IMAGE": "of-variable",
+        "PYXIS_CONTAINER_WORKDIR": "/v",
+        "PYXIS_CONTAINER_WRITABLE": "no",
+    }
+    request = of_file("image of-file\nentrypoint true", "no-container-entrypoint=", **variables)
     assert (request.image, request.entrypoint) == ("of-file", False)
     assert (request.workdir, request.writable) == ("/v", False)
-    assert of_file("image of-file", "container-image=of-option", **said).image == "of-option"
+    assert of_file("image of-file", "container-image=of-option", **variables).image == "of-option"
     assert request.origins["entrypoint"] == "--no-container-entrypoint"
 
 
@@ -64,16 +74,16 @@ def test_an_annotation_of_pyxis_is_an_option() -> None:
 
 def test_variable_can_request_a_file() -> None:
     file = Environment("it", "/it.toml", (FileEntry("image", "", "a", "it.toml:1"),), {})
-    asked = []
-    request = parse([], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *said: asked.append(said) or file)
-    assert request.image == "a" and asked == [("it", "PYXIS_ENVIRONMENT")]
-    parse([("environment", "other")], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *said: asked.append(said) or file)
-    assert asked[1:] == [("other", "--environment")]
+    calls = []
+    request = parse([], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *call: calls.append(call) or file)
+    assert request.image == "a" and calls == [("it", "PYXIS_ENVIRONMENT")]
+    parse([("environment", "other")], {"PYXIS_ENVIRONMENT": "it"}, "", lambda *call: calls.append(call) or file)
+    assert calls[1:] == [("other", "--environment")]
 
 
 @pytest.mark.security("H11")
 @pytest.mark.parametrize(
-    ("text", "says", "hint"),
+    ("text", "error", "hint"),
     [
         ("workdir /x", "--environment=it: neither the file nor its bases name", "container-image"),
         ("image ", "it.toml:1: image= needs a value", "for example image="),
@@ -91,10 +101,10 @@ def test_variable_can_request_a_file() -> None:
         ("image a\nmounts /${NONE}:/x", "it.toml:2: mounts: the variable NONE is not set", "export it"),
     ],
 )
-def test_error_in_a_file_is_reported_at_submit(text: str, says: str, hint: str) -> None:
+def test_error_in_a_file_is_reported_at_submit(text: str, error: str, hint: str) -> None:
     with pytest.raises(PenrootError) as caught:
         of_file(text)
-    assert str(caught.value).startswith(says), caught.value
+    assert str(caught.value).startswith(error), caught.value
     assert hint in caught.value.hint
 
 
@@ -123,15 +133,15 @@ def test_names_that_no_environment_file_has(name: str) -> None:
 
 
 def with_file(tmp_path: Path, text: str, *pairs: tuple[str, str], context: str = "srun", verb: str = "check") -> Job:
-    """Return a job that requests the environment file ``it``; ``pairs`` are further options."""
+    """Write the environment file ``it``, and return a job that requests it. ``pairs`` are further facts of the job."""
     (tmp_path / ".edf").mkdir(exist_ok=True)
     (tmp_path / ".edf/it.toml").write_text(text)
-    said = [("verb", verb), ("context", context), ("cwd", str(tmp_path)), ("option", "environment=it"), ("node", "n1")]
-    return Job([*said, ("caller", f"HOME={tmp_path}"), ("caller", "USER=jane"), *pairs])
+    facts = [("verb", verb), ("context", context), ("cwd", str(tmp_path)), ("option", "environment=it"), ("node", "n1")]
+    return Job([*facts, ("caller", f"HOME={tmp_path}"), ("caller", "USER=jane"), *pairs])
 
 
 def test_the_file_is_read_with_the_submitters_variables(tmp_path: Path) -> None:
-    """An error in an image or a mount is reported with its line."""
+    """The error in an image or a mount names its line."""
     request, wish = submission.check(with_file(tmp_path, 'image = "${USER}/x:1"'))
     assert request.image == "jane/x:1" and wish and str(wish.image) == "registry-1.docker.io/jane/x:1"
     with pytest.raises(UsageError, match=r"\.edf/it\.toml:2: image=a//b"):
@@ -141,7 +151,7 @@ def test_the_file_is_read_with_the_submitters_variables(tmp_path: Path) -> None:
 
 
 def carried(tmp_path: Path) -> tuple[str, str]:
-    """Return the warning for a step whose file of that name differs from the file that sbatch read."""
+    """Let sbatch read the file ``it`` with the image ``first``. Return the variable that carries it to the steps."""
     file = submission.check(with_file(tmp_path, 'image = "first"'))[0].file
     assert file
     return "environ", f"{CARRIED}={file.dumps()}"
@@ -153,23 +163,23 @@ def test_nodes_have_what_was_read_at_submit(tmp_path: Path) -> None:
 
 
 def test_step_of_a_batch_job_has_what_sbatch_read(tmp_path: Path) -> None:
-    """Another job reads the file again."""
-    told = carried(tmp_path)
-    assert submission.check(with_file(tmp_path, 'image = "second"', told))[0].image == "first"
+    """A new job, in contrast, reads the file again."""
+    variable = carried(tmp_path)
+    assert submission.check(with_file(tmp_path, 'image = "second"', variable))[0].image == "first"
     for context in ("sbatch", "salloc"):
-        assert submission.check(with_file(tmp_path, 'image = "second"', told, context=context))[0].image == "second"
+        assert submission.check(with_file(tmp_path, 'image = "second"', variable, context=context))[0].image == "second"
 
 
 def test_carried_file_of_another_path_is_not_used(tmp_path: Path) -> None:
     path = ("option", "environment=./it.toml")
-    there = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path / ".edf")), path])
+    first_job = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path / ".edf")), path])
     with_file(tmp_path, 'image = "first"')
-    file = submission.check(there)[0].file
+    file = submission.check(first_job)[0].file
     assert file
     (tmp_path / "it.toml").write_text('image = "second"')
-    told = ("environ", f"{CARRIED}={file.dumps()}")
-    here = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), path, told])
-    assert submission.check(here)[0].image == "second"
+    variable = ("environ", f"{CARRIED}={file.dumps()}")
+    second_job = Job([("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), path, variable])
+    assert submission.check(second_job)[0].image == "second"
 
 
 def test_carried_file_of_a_name_is_no_local_file(tmp_path: Path) -> None:
@@ -178,11 +188,11 @@ def test_carried_file_of_a_name_is_no_local_file(tmp_path: Path) -> None:
     with_file(tmp_path, 'image = "first"')
     file = submission.check(Job(job))[0].file
     assert file and file.path == f"{tmp_path}/.edf/it.toml"
-    told = ("environ", f"{CARRIED}={file.dumps()}")
+    variable = ("environ", f"{CARRIED}={file.dumps()}")
     with_file(tmp_path, 'image = "second"')
-    assert submission.check(Job([*job, told]))[0].image == "first"
+    assert submission.check(Job([*job, variable]))[0].image == "first"
     (tmp_path / "it.toml").write_text('image = "third"')
-    assert submission.check(Job([*job, told]))[0].image == "third"
+    assert submission.check(Job([*job, variable]))[0].image == "third"
 
 
 def test_node_without_a_carried_file_reads_it_itself(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""/etc/rc and /etc/environment: written values read back unchanged."""
+"""Values written to /etc/rc and /etc/environment are read back unchanged."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ def test_quoted_word_is_one_word_for_a_shell(word: str) -> None:
 
 
 @pytest.mark.parity("labels with newlines", "/etc/rc: provenance")
-def test_rc_runs_what_the_config_says(tmp_path) -> None:  # type: ignore[no-untyped-def]
+def test_rc_runs_the_command_of_the_config(tmp_path) -> None:  # type: ignore[no-untyped-def]
     run = Exec(str(tmp_path / "new dir"), ("printf", "%s|"), ("it's", "$HOME", "a\nb"))
     script = etc.write_rc("docker://r#i:1", {"a\nreboot": "x\n$(touch /x)", "k": "v"}, run)
     assert script.startswith("# enroot-provenance: docker://r#i:1\n# a reboot x $(touch /x)\n# k v\n")

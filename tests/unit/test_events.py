@@ -1,4 +1,4 @@
-"""Event records: the content of a line, the destination, and refused destinations."""
+"""Event records: the content of a line, and the destinations that are used or refused."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ ROOT = pathlib.Path(__file__).parent.parent.parent
 
 @pytest.fixture(autouse=True)
 def warned() -> Iterator[None]:
-    """Let each test warn, although a process warns only once."""
+    """Let each test cause the warning that a process prints only once."""
     events._Sink._warned = False
     yield
     assert operations.event is None
@@ -38,9 +38,9 @@ def file(tmp_path: pathlib.Path) -> pathlib.Path:
     return tmp_path / "events"
 
 
-def events_to(where: str) -> Settings:
-    """Return settings that send records to a destination."""
-    return load({"HOME": "/", "ENROOT_EVENTS": where})
+def events_to(destination: str) -> Settings:
+    """Return settings that send records to ``destination``."""
+    return load({"HOME": "/", "ENROOT_EVENTS": destination})
 
 
 def lines(path: pathlib.Path) -> list[dict[str, object]]:
@@ -64,7 +64,7 @@ def test_a_record_has_the_documented_keys_and_no_other(file: pathlib.Path) -> No
     assert list(phases) == ["resolve", "fetch"] and 0 <= sum(phases.values()) <= seconds + 1e-5
 
 
-def test_nothing_is_recorded_where_no_setting_says_so() -> None:
+def test_nothing_is_recorded_without_the_setting() -> None:
     with Operation("pull", events_to("")) as event:
         operations.phase("resolve")
         operations.fact(cache="hit")
@@ -83,7 +83,7 @@ def test_an_error_is_recorded_and_goes_on(file: pathlib.Path) -> None:
 
 
 def test_records_of_start_and_pull_name_each_other(file: pathlib.Path) -> None:
-    """A start's record has the result of its pull, and a pull's record has the step."""
+    """The record of a start has the result of its pull, and the record of the pull has the step."""
     with Operation("step", events_to(str(file)), job=3, step="3.1"), Operation("pull", events_to(str(file)), image="a"):
         operations.fact(digest="sha256:2")
     pull, step = lines(file)
@@ -120,23 +120,23 @@ def test_in_a_directory_each_user_has_a_file(tmp_path: pathlib.Path) -> None:
 
 
 @pytest.mark.parity("ENROOT_EVENTS=journald")
-@pytest.mark.parametrize("where", ["journald", "syslog"])
+@pytest.mark.parametrize("daemon_name", ["journald", "syslog"])
 def test_a_daemon_gets_a_line_in_its_own_form(
-    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, where: str
+    tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, daemon_name: str
 ) -> None:
     path = str(tmp_path / "socket")
-    monkeypatch.setitem(events.SOCKETS, where, path)
+    monkeypatch.setitem(events.SOCKETS, daemon_name, path)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as daemon:
         daemon.bind(path)
-        with Operation("pull", events_to(where), image="a"):
+        with Operation("pull", events_to(daemon_name), image="a"):
             pass
-        got = daemon.recv(65536).decode()
-    if where == "journald":
-        fields = dict(line.split("=", 1) for line in got.splitlines())
+        message = daemon.recv(65536).decode()
+    if daemon_name == "journald":
+        fields = dict(line.split("=", 1) for line in message.splitlines())
         assert (fields["PRIORITY"], fields["SYSLOG_IDENTIFIER"]) == ("6", "penroot")
         text = fields["MESSAGE"]
     else:
-        head, _, text = got.partition("]: ")
+        head, _, text = message.partition("]: ")
         assert re.fullmatch(rf"<14>[A-Z][a-z]{{2}} [ \d]\d \d\d:\d\d:\d\d penroot\[{os.getpid()}", head)
     assert json.loads(text)["image"] == "a"
 
@@ -154,32 +154,32 @@ def test_a_daemon_that_reads_nothing_is_not_waited_for(
                 pass
             if capsys.readouterr().err:
                 return
-    pytest.fail("a queue without an end")
+    pytest.fail("no warning after 5000 records: the queue has no limit")
 
 
-@pytest.mark.parametrize("what", ["pipe", "link", "second name", "directory is missing"])
-def test_foreign_file_is_not_written_to(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], what: str) -> None:
+@pytest.mark.parametrize("kind", ["pipe", "link", "second name", "directory is missing"])
+def test_foreign_file_is_not_written_to(tmp_path: pathlib.Path, capsys: pytest.CaptureFixture[str], kind: str) -> None:
     file, other = tmp_path / "events", tmp_path / "other"
     other.write_text("precious\n")
-    if what == "pipe":
+    if kind == "pipe":
         os.mkfifo(file)
-    elif what == "link":
+    elif kind == "link":
         file.symlink_to(other)
-    elif what == "second name":
+    elif kind == "second name":
         file.hardlink_to(other)
-    elif what == "directory is missing":
+    elif kind == "directory is missing":
         file = tmp_path / "no" / "events"
     with Operation("pull", events_to(str(file))):
         pass
     assert other.read_text() == "precious\n"
-    said = capsys.readouterr().err
-    assert said.count("[WARN] events are not recorded: ") == 1 and "ENROOT_EVENTS" in said
+    stderr = capsys.readouterr().err
+    assert stderr.count("[WARN] events are not recorded: ") == 1 and "ENROOT_EVENTS" in stderr
     words = {"pipe": "is not a regular file", "link": "is a symbolic link", "second name": "has other names"}
-    assert words.get(what, "No such file or directory") in said
+    assert words.get(kind, "No such file or directory") in stderr
 
 
 def test_record_without_room_costs_a_warning(file: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A part of the record fits, but the warning still appears."""
+    """There is room for a part of the record. The warning appears nevertheless."""
     file.write_text("x" * 900 + "\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))

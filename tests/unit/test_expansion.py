@@ -1,4 +1,4 @@
-"""Expansion in environment files, equal to bash's between double quotes, which Sarus Suite runs."""
+"""Environment files are expanded as bash expands text in double quotes. Sarus Suite runs bash for this."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from enroot_py.features.environments import expansion
 
 VALUES = {"A": "alpha.tar.gz", "B": "beta", "E": "", "N": "2", "P": "/a/b:/c d/e:/f", "S": "a*b?c[d]", "L": "x\ny"}
-SAME = r"""
+SAME_AS_BASH = r"""
 ${A} ${B:-x} ${E:-x} ${E-x} ${U:-x} ${U-x} ${U:-} ${A:+x} ${E:+x} ${E+x} ${U+x} ${U:=x} ${A:?x}
 ${#A} ${#E} ${A:1} ${A:1:3} ${A: -2} ${A: -4:2} ${A:1:-3} ${A:99} ${A:$N} ${A:${N}:1} ${B:0:0}
 ${A#*.} ${A##*.} ${A%.*} ${A%%.*} ${A#x} ${A#alpha} ${A%gz} ${P##*/} ${P%/*} ${P%%:*} ${A#?} ${A#[a-c]} ${A%[!x]}
@@ -22,9 +22,9 @@ ${U:-${B}} ${U:-${U:-${A%%.*}}} ${U:-$B} ${U:-a:b/c} ${U:-{x\}} ${U:-a\}b} ${B:+
 
 @pytest.mark.parity("bash's forms of ${NAME}")
 @pytest.mark.parametrize(
-    "text", [*SAME, "${A: -2}", "${P//:/ }", "${U:-a b}", "pre${A%.*}post", "${A: 1 }", "${U:- x }"]
+    "text", [*SAME_AS_BASH, "${A: -2}", "${P//:/ }", "${U:-a b}", "pre${A%.*}post", "${A: 1 }", "${U:- x }"]
 )
-def test_expression_means_what_bash_says(text: str) -> None:
+def test_expression_is_expanded_as_by_bash(text: str) -> None:
     done = subprocess.run(
         ["bash", "-r", "-c", f'set -u; printf %s "{text}"'], env=VALUES, capture_output=True, text=True, check=False
     )

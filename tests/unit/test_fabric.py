@@ -1,4 +1,4 @@
-"""Libraries of fake hosts with Slingshot and EFA that fit an image, and those that do not."""
+"""Libraries of fake hosts with Slingshot, EFA or UCX, which fit an image or do not fit it."""
 
 from __future__ import annotations
 
@@ -41,9 +41,9 @@ def caller(*annotations: str, **variables: str) -> dict[str, str]:
     return {"PENROOT_ANNOTATIONS": "\n".join(annotations), "ENROOT_FABRIC_PATH": f"{CRAY}:{EFA}", **variables}
 
 
-def fits(host: FakeHost, box: pathlib.Path, said: dict[str, str]) -> tuple[list[fitting.Fit], Edits]:
-    """Return the fit of each requested part, and the container's edits."""
-    context = fakehost.context(host, box, said, {})
+def fits(host: FakeHost, box: pathlib.Path, variables: dict[str, str]) -> tuple[list[fitting.Fit], Edits]:
+    """Fit the requested parts into an image. Return the fit of each part, and the edits of the container."""
+    context = fakehost.context(host, box, variables, {})
     stock = fabric.Stock(context.settings, context.host)
     parts = [stock.part(want) for want in fabric.wanted(context.settings, context.host)]
     fit, edits = fitting.Fitting(context, stock), Edits("99-fabric")
@@ -103,7 +103,7 @@ BY_CXI, BY_PLUGIN = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 def test_parts_and_who_requested_them(
     annotations: tuple[str, ...], setting: str, wanted: list[tuple[str, str]]
 ) -> None:
-    """Nothing is requested by default. Annotations override the setting; the plugin's requests libfabric too."""
+    """By default, nothing is requested. Annotations override the setting. The plugin's also requests libfabric."""
     host = {"HOME": "/", "PENROOT_ANNOTATIONS": "\n".join(annotations)} | (
         {"ENROOT_FABRIC": setting} if setting else {}
     )
@@ -132,11 +132,11 @@ def test_annotations_that_make_no_sense(annotation: str, why: str) -> None:
 
 
 @pytest.mark.parity("the host's libfabric replaces an older one")
-def test_an_older_one_of_the_image_is_covered_where_it_is(cray: FakeHost, tmp_path: pathlib.Path) -> None:
-    """Each copy that programs may load is covered; nothing is added beside it."""
+def test_older_libfabric_of_the_image_is_covered_in_place(cray: FakeHost, tmp_path: pathlib.Path) -> None:
+    """A mount covers each copy that programs can load. No library is added beside the copies."""
     image(tmp_path)
-    for place in (f"{LIB}/libfabric.so.1.11.0", "/opt/amazon/efa/lib/libfabric.so.1.20"):
-        build(tmp_path, place, soname="libfabric.so.1", versions=FABRIC[:4])
+    for path in (f"{LIB}/libfabric.so.1.11.0", "/opt/amazon/efa/lib/libfabric.so.1.20"):
+        build(tmp_path, path, soname="libfabric.so.1", versions=FABRIC[:4])
     [fit], edits = fits(cray, tmp_path, caller(CXI))
     covered = {target for target, (source, _) in edits.files.items() if source.endswith("/libfabric.so.1.27.0")}
     assert not fit.reasons and covered == {f"{LIB}/libfabric.so.1.11.0", "/opt/amazon/efa/lib/libfabric.so.1.20"}
@@ -144,10 +144,10 @@ def test_an_older_one_of_the_image_is_covered_where_it_is(cray: FakeHost, tmp_pa
 
 
 def test_providers_of_the_image_are_not_for_the_hosts(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
-    """The image's provider variable is replaced; the user's is kept."""
+    """The image's FI_PROVIDER_PATH is replaced. The user's is kept."""
     image(tmp_path)
-    for said, value in (({}, ""), ({"FI_PROVIDER_PATH": "/mine"}, None)):
-        context = fakehost.context(amazon, tmp_path, caller(CXI, **said), {"FI_PROVIDER_PATH": "/opt/providers"})
+    for variables, value in (({}, ""), ({"FI_PROVIDER_PATH": "/mine"}, None)):
+        context = fakehost.context(amazon, tmp_path, caller(CXI, **variables), {"FI_PROVIDER_PATH": "/opt/providers"})
         stock = fabric.Stock(context.settings, context.host)
         [want] = fabric.wanted(context.settings, context.host)
         fit, edits = fitting.Fitting(context, stock), Edits("99-fabric")
@@ -156,7 +156,7 @@ def test_providers_of_the_image_are_not_for_the_hosts(amazon: FakeHost, tmp_path
 
 
 @pytest.mark.parity("no replacement if the image's glibc is too old")
-def test_a_newer_one_of_the_image_stays(cray: FakeHost, tmp_path: pathlib.Path) -> None:
+def test_newer_libfabric_of_the_image_is_not_replaced(cray: FakeHost, tmp_path: pathlib.Path) -> None:
     image(tmp_path)
     build(
         tmp_path, f"{LIB}/libfabric.so.1.99", soname="libfabric.so.1", versions=[*FABRIC, "FABRIC_1.10", "FABRIC_1.9"]
@@ -181,7 +181,7 @@ def test_libraries_of_the_image_are_kept(amazon: FakeHost, tmp_path: pathlib.Pat
 
 @pytest.mark.parity("libraries that the image has are kept")
 def test_older_library_of_the_image_is_replaced_as_a_set(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
-    """The image's libefa is too old. The host's needs private symbols of the host's libibverbs."""
+    """The image's libefa is too old. The host's libefa needs private symbols of the host's libibverbs."""
     image(tmp_path)
     build(tmp_path, f"{LIB}/libibverbs.so.1", versions=["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_PRIVATE_30"])
     build(tmp_path, f"{LIB}/libefa.so.1", versions=["EFA_1.0"])
@@ -220,20 +220,20 @@ def test_images_without_glibc_and_for_another_machine(cray: FakeHost, tmp_path: 
 def test_ucx_comes_as_a_whole(infiniband: FakeHost, tmp_path: pathlib.Path) -> None:
     """The host's modules cover the image's modules, in the directory of the image's library."""
     image(tmp_path)
-    place = "/opt/hpcx/ucx/lib"
+    directory = "/opt/hpcx/ucx/lib"
     for name in ("ucp", "uct", "ucs", "ucm"):
-        build(tmp_path, f"{place}/lib{name}.so.0", symbols=[f"{name}_init"])
-    build(tmp_path, f"{place}/ucx/libuct_cuda.so.0")
-    context = fakehost.context(infiniband, tmp_path, {"ENROOT_FABRIC": "ucx"}, {"LD_LIBRARY_PATH": place})
+        build(tmp_path, f"{directory}/lib{name}.so.0", symbols=[f"{name}_init"])
+    build(tmp_path, f"{directory}/ucx/libuct_cuda.so.0")
+    context = fakehost.context(infiniband, tmp_path, {"ENROOT_FABRIC": "ucx"}, {"LD_LIBRARY_PATH": directory})
     stock = fabric.Stock(context.settings, context.host)
     [want] = fabric.wanted(context.settings, context.host)
     fit, edits = fitting.Fitting(context, stock), Edits("99-fabric")
-    found = fit.fit(stock.part(want))
-    assert not found.reasons
-    fit.add(edits, found)
-    libraries = {f"{place}/lib{name}.so.0" for name in ("ucp", "uct", "ucs", "ucm")}
-    assert set(edits.files) == {*libraries, f"{place}/ucx/libuct_ib.so.0", f"{LIB}/libnuma.so.1"}
-    assert edits.tmpfs == [f"{place}/ucx"] and edits.environ == {"UCX_MODULE_DIR": f"{place}/ucx"}
+    result = fit.fit(stock.part(want))
+    assert not result.reasons
+    fit.add(edits, result)
+    libraries = {f"{directory}/lib{name}.so.0" for name in ("ucp", "uct", "ucs", "ucm")}
+    assert set(edits.files) == {*libraries, f"{directory}/ucx/libuct_ib.so.0", f"{LIB}/libnuma.so.1"}
+    assert edits.tmpfs == [f"{directory}/ucx"] and edits.environ == {"UCX_MODULE_DIR": f"{directory}/ucx"}
 
 
 @pytest.mark.parity("UCX, with all its modules")
@@ -274,7 +274,7 @@ def test_devices_that_slurm_names_and_those_of_mellanox(
 
 @pytest.mark.parity("files that others could have made are not added")
 @pytest.mark.security("I5")
-def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Path) -> None:
+def test_files_that_others_could_have_made_are_not_added(tmp_path: pathlib.Path) -> None:
     image(tmp_path / "image")
     host = slingshot(tmp_path / "host")
     library = host.root / CRAY[1:] / "libfabric.so.1.27.0"
@@ -301,7 +301,7 @@ def test_files_that_others_could_have_made_are_not_brought(tmp_path: pathlib.Pat
 @pytest.mark.security("I5")
 @pytest.mark.parametrize("trap", ["fifo", "directory", "loop", "outside", "device", "garbage"])
 def test_invalid_library_of_an_image_counts_as_missing(cray: FakeHost, tmp_path: pathlib.Path, trap: str) -> None:
-    """A FIFO, a directory, a damaged file or a link out of the image counts as a missing library."""
+    """If the library is a FIFO, a directory, a damaged file or a link out of the image, it counts as missing."""
     image(tmp_path)
     path = tmp_path / LIB[1:] / "libfabric.so.1"
     if trap == "fifo":

@@ -1,4 +1,4 @@
-"""The format mark of a store, and the error for an unknown format."""
+"""Each store has a mark of its format. A store with an unknown format is refused."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Immutable records."""
+"""Records of class Frozen are immutable."""
 
 from __future__ import annotations
 

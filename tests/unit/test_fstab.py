@@ -16,7 +16,9 @@ def test_all_fields() -> None:
     assert (mount.source, mount.target, mount.fstype, mount.passno) == ("/a", "/b", "none", -1)
     assert mount.attributes == linux.MOUNT_ATTR_RDONLY | linux.MOUNT_ATTR_NOSUID
     assert mount.propagation == linux.MS_SLAVE
-    assert parse("/a /b none bind,ro,nodev,rw").attributes == linux.MOUNT_ATTR_NODEV  # later words undo earlier ones
+    assert (
+        parse("/a /b none bind,ro,nodev,rw").attributes == linux.MOUNT_ATTR_NODEV
+    )  # a later word overrides an earlier word
     assert parse("tmpfs /t tmpfs mode=755,nosuid,size=1m").data == ["mode=755", "size=1m"]
     assert parse("/a /b").words == {"rbind", "x-create=auto"}
     assert (parse("tmpfs /scratch").fstype, parse("tmpfs /scratch").words) == ("tmpfs", {"x-create=dir"})
@@ -67,11 +69,11 @@ def test_octal_escapes(text: str, meaning: str) -> None:
 
 
 @pytest.mark.parametrize(("numbers", "passno"), [("", 0), ("-1", -1), ("0 -1", -1), ("-1 0", -1), ("3 2", 2)])
-def test_a_number_that_stands_alone_is_the_pass(numbers: str, passno: int) -> None:
+def test_single_number_is_the_pass(numbers: str, passno: int) -> None:
     assert parse(f"/a /b none bind {numbers}").passno == passno
 
 
-def test_a_source_that_is_nothing_is_no_mount_of_the_host() -> None:
+def test_empty_source_is_an_error() -> None:
     with pytest.raises(ConfigError, match="--mount :/opt: SOURCE is missing"):
         fstab.parse_option(":/opt", {}, "--mount :/opt")
 
@@ -79,7 +81,7 @@ def test_a_source_that_is_nothing_is_no_mount_of_the_host() -> None:
 @pytest.mark.parametrize(
     "line", ["/a /b none bind,frobnicate", "a b c d e f g", "/a /b none bind 0 x", "$(id) /b", "", "/a\\000b /c"]
 )
-def test_bad_lines_name_their_place(line: str) -> None:
+def test_bad_line_is_named_with_its_origin(line: str) -> None:
     with pytest.raises(ConfigError, match="test:1"):
         parse(line)
 
@@ -105,6 +107,6 @@ def test_shipped_mounts_parse(text: str) -> None:
 
 
 @pytest.mark.parity("/etc/fstab: volumes")
-def test_fstab_escapes_what_would_be_read_as_something_else() -> None:
+def test_fstab_of_an_image_escapes_special_characters() -> None:
     assert fstab.write_image(["/data/"]) == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
     assert "/a\\040b\\134\\044{HOME} " in fstab.write_image(["/a b\\${HOME}"])

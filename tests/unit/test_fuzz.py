@@ -1,4 +1,4 @@
-"""Mutated files and options: a clear error or a result, never a traceback."""
+"""Mutated files and options lead to a result or a clear error, and never to a traceback."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ SEEDS = {
 
 
 def mutate(text: str, rng: random.Random) -> str:
-    """Apply a few random edits with significant characters."""
+    """Delete some characters of a text, and insert characters that have a meaning for the parsers."""
     characters = list(text)
     for _ in range(rng.randint(1, 8)):
         at = rng.randrange(len(characters) + 1)
-        what = rng.choice("\0\n\t \\'\"$(){}=,:#-/rbx\udc80é")
+        character = rng.choice("\0\n\t \\'\"$(){}=,:#-/rbx\udc80é")
         if rng.random() < 0.4:
             characters[at : at + rng.randint(0, 4)] = []
         else:
-            characters[at:at] = what * rng.choice((1, 1, 1, 3))
+            characters[at:at] = character * rng.choice((1, 1, 1, 3))
     return "".join(characters)
 
 
@@ -46,7 +46,7 @@ _ODD = (
 
 
 def retyped(document: object) -> Iterator[bytes]:
-    """Yield copies of a JSON document in which one value has another type or exceeds all limits."""
+    """Yield copies of a JSON document. In each copy, one value has another type or is beyond all limits."""
     whole = {"document": json.loads(json.dumps(document))}
 
     def at(node: Any) -> Iterator[bytes]:
@@ -84,7 +84,7 @@ VOLUMES = fstab.write_image(["/data", "/a b", "/run/$x", "/srv/deep"]) + "tmpfs 
 
 
 def test_image_mounts_only_its_own_paths(rng: random.Random, soak: bool) -> None:
-    """An image's fstab can only mount a tmpfs, or a path that is opened beneath the image's root."""
+    """The fstab of an image can only mount a tmpfs, or a path that is resolved beneath the image's root."""
     for _ in range(300_000 if soak else 3_000):
         try:
             for mount in fstab.parse_image(mutate(VOLUMES, rng), "/scratch/root", "fuzz"):
@@ -95,7 +95,7 @@ def test_image_mounts_only_its_own_paths(rng: random.Random, soak: bool) -> None
 
 
 def test_an_image_gets_no_secret_of_its_caller(rng: random.Random, soak: bool, tmp_path: pathlib.Path) -> None:
-    """For each way of writing a name in its /etc/environment."""
+    """The image gets no secret, however its /etc/environment writes the name of a variable."""
     host = {"HF_TOKEN": "hidden", "MY_PASSWORD": "hidden", "PROXY": "http://me:hidden@proxy", "HOME": "/h"}
     (tmp_path / "etc").mkdir()
     text = "".join(f"A{number}=${{{name}}} '${name}' ${{{name}:-}}\n" for number, name in enumerate(host))

@@ -1,4 +1,4 @@
-"""Mutated files of features beyond enroot and pyxis: a result, or one line of error with a hint."""
+"""Mutated files of penroot's own features lead to a result, or to an error of one line with a hint."""
 
 from __future__ import annotations
 
@@ -53,14 +53,14 @@ y'''
 
 @pytest.fixture
 def read(tmp_path: Path) -> dict[str, Callable[[str], object]]:
-    """Return the parser of each kind of text."""
-    place = tmp_path / ".edf"
-    place.mkdir()
-    (place / "base.toml").write_text('image = "x"\n[env]\nB = "1"\n')
+    """Return kind -> function that parses a text of this kind, and uses the result."""
+    directory = tmp_path / ".edf"
+    directory.mkdir()
+    (directory / "base.toml").write_text('image = "x"\n[env]\nB = "1"\n')
     environ = {"HOME": str(tmp_path), "PLACE": "/place", "PATH": "/bin"}
 
     def environment(text: str) -> None:
-        (place / "it.toml").write_text(text, errors="surrogateescape")
+        (directory / "it.toml").write_text(text, errors="surrogateescape")
         file = edf_parser.read("it", "--environment=it", str(tmp_path), environ)
         edf_parser.check(file)
         edf_parser.annotation_warning(file)

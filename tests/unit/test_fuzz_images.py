@@ -1,4 +1,4 @@
-"""Hostile images: mutated layers and documents fail with an error, in bounded time, and stay inside."""
+"""Mutated layers and documents of images end in bounded time with a result or an error, and change nothing outside."""
 
 from __future__ import annotations
 
@@ -29,17 +29,20 @@ from tests.images import digest, directory, entry, hardlink, symlink
 
 pytestmark = pytest.mark.soak
 
-SECONDS = 90  # of each kind with --soak: ten minutes in all
-MUTANT_TIMEOUT_S = 60  # seconds for one mutant, which takes milliseconds
+SECONDS = 90  # for each test case with --soak: ten minutes in all
+MUTANT_TIMEOUT_S = 60  # a mutant normally takes milliseconds
 
 
 class Hang(BaseException):
-    """One mutant took too long."""
+    """Processing a mutant took too long."""
 
 
 @pytest.fixture
 def rounds(soak: bool) -> Callable[[int], Iterator[int]]:
-    """Yield round numbers: a few, or as many as the time allows; fail if a round takes long."""
+    """Return a function that yields round numbers: ``few``, or with --soak as many as fit into SECONDS.
+
+    It raises Hang if a round takes longer than MUTANT_TIMEOUT_S.
+    """
 
     def count(few: int) -> Iterator[int]:
         def late(number: int, frame: object) -> None:
@@ -61,8 +64,8 @@ def rounds(soak: bool) -> Callable[[int], Iterator[int]]:
 
 
 @pytest.fixture
-def place(tmp_path: Path) -> Iterator[Path]:
-    """Return a directory in which only ``in`` may change."""
+def inside(tmp_path: Path) -> Iterator[Path]:
+    """Return the directory ``in``, and check after the test that nothing beside it has changed."""
     (tmp_path / "in").mkdir()
     outside = tmp_path / "outside"
     outside.mkdir()
@@ -79,7 +82,7 @@ def place(tmp_path: Path) -> Iterator[Path]:
 
 
 def sparse(name: str, version: str) -> bytes:
-    """Return a sparse file in GNU tar's format: one piece of data in the middle of a hole."""
+    """Return a tar member in a GNU format for sparse files. The file has one piece of data in the middle of a hole."""
     if version == "old":
         header = bytearray(images.tar([entry(name, b"d" * 512)], tarfile.GNU_FORMAT)[:1024])
         header[156:157] = b"S"
@@ -97,13 +100,13 @@ def sparse(name: str, version: str) -> bytes:
 
 
 def unended(tar: bytes) -> bytes:
-    """Return a tar without its end mark, so that another may follow."""
+    """Return a tar without its end mark, so that another tar can follow."""
     used = len(tar.rstrip(b"\0"))
     return tar[: -(-used // 512) * 512]
 
 
 def reseal(tar: bytearray) -> bytes:
-    """Correct the checksums of headers."""
+    """Correct the header checksums of a tar."""
     for at in range(0, len(tar) - 511, 512):
         if tar[at + 257 : at + 262] == b"ustar":
             tar[at + 148 : at + 156] = b" " * 8
@@ -140,10 +143,10 @@ def mutated(data: bytes, rng: random.Random) -> bytes:
     return bytes(out)
 
 
-def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int], Iterator[int]]) -> None:
+def test_mutated_layers(inside: Path, rng: random.Random, rounds: Callable[[int], Iterator[int]]) -> None:
     tar = seed()
-    layertree.unpack(io.BytesIO(tar), str(place))
-    assert (place / "fs/sparseold").stat().st_size == 65536 == (place / "fs/sparse1.0").stat().st_size
+    layertree.unpack(io.BytesIO(tar), str(inside))
+    assert (inside / "fs/sparseold").stat().st_size == 65536 == (inside / "fs/sparse1.0").stat().st_size
     for number in rounds(300):
         data = mutated(tar, rng)
         if rng.random() < 0.9:  # most mutants must pass the checksum
@@ -151,7 +154,7 @@ def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int],
         if rng.random() < 0.3:
             data = images.COMPRESSIONS[rng.choice(("gzip", "bzip2", "xz"))](data)
             data = mutated(data, rng) if rng.random() < 0.5 else data
-        layer = place / "layer"
+        layer = inside / "layer"
         layer.mkdir()
         try:
             layertree.unpack(io.BytesIO(data), str(layer))
@@ -159,14 +162,14 @@ def test_mutated_layers(place: Path, rng: random.Random, rounds: Callable[[int],
         except PenrootError as e:
             assert str(e)
         except BaseException as e:
-            (place.parent / "in/mutant").write_bytes(data)
-            raise AssertionError(f"round {number}: {place}/mutant") from e
+            (inside.parent / "in/mutant").write_bytes(data)
+            raise AssertionError(f"round {number}: {inside}/mutant") from e
         finally:
-            remove(place, "layer")
+            remove(inside, "layer")
 
 
-def remove(place: Path, name: str) -> None:
-    parent = os.open(place, os.O_RDONLY)
+def remove(inside: Path, name: str) -> None:
+    parent = os.open(inside, os.O_RDONLY)
     try:
         trees.remove_in(parent, name)
     finally:
@@ -182,7 +185,7 @@ ODD: tuple[Any, ...] = (
 
 
 def spots(document: Any) -> Iterator[tuple[Any, Any]]:
-    """Return every (container, key) in a document."""
+    """Yield (container, key) for each value in a document."""
     keys = document.keys() if isinstance(document, dict) else range(len(document) if isinstance(document, list) else 0)
     for key in list(keys):
         yield document, key
@@ -192,10 +195,10 @@ def spots(document: Any) -> Iterator[tuple[Any, Any]]:
 def disturbed(document: Any, rng: random.Random) -> bytes:
     document = json.loads(json.dumps(document))
     for _ in range(rng.randint(1, 3)):
-        found = list(spots(document))
-        if not found:
+        values = list(spots(document))
+        if not values:
             break
-        container, key = rng.choice(found)
+        container, key = rng.choice(values)
         kind = rng.random()
         if kind < 0.6:
             container[key] = copy.deepcopy(rng.choice(ODD))
@@ -212,15 +215,15 @@ def disturbed(document: Any, rng: random.Random) -> bytes:
 
 
 def index(manifest: bytes) -> bytes:
-    """Return an index.json of an image for this machine and for another."""
+    """Return an index.json that names the manifest for this machine's architecture and for another."""
     named = {"mediaType": images.OCI["manifest"], "digest": digest(manifest), "size": len(manifest),
              "annotations": {"org.opencontainers.image.ref.name": "a"}}  # fmt: skip
     platforms = [{"os": "linux", "architecture": name} for name in (architecture(), "s390x")]
     return json.dumps({"schemaVersion": 2, "manifests": [{**named, "platform": each} for each in platforms]}).encode()
 
 
-def write(place: Path, image: images.Image, kind: str, spoil: Callable[[bytes], bytes]) -> LocalImage:
-    """Write the image with one document mutated, as an OCI layout or a docker archive."""
+def write(inside: Path, image: images.Image, kind: str, spoil: Callable[[bytes], bytes]) -> LocalImage:
+    """Write an image as an OCI layout or a docker archive. ``spoil`` mutates the document that ``kind`` names."""
     config, manifest, blob = image.config(), image.manifest(), image.layers[0].blob
     if kind.startswith("docker"):
         saved = {"Config": "config.json", "RepoTags": ["test/a:b"], "Layers": ["layer.tar"] * len(image.layers)}
@@ -228,8 +231,8 @@ def write(place: Path, image: images.Image, kind: str, spoil: Callable[[bytes], 
         listing, config = (spoil(listing), config) if kind == "docker manifest" else (listing, spoil(config))
         members = (("manifest.json", listing), ("config.json", config), ("layer.tar", blob))
         archive = images.tar([entry(name, data) for name, data in members])
-        (place / "image").write_bytes(spoil(archive) if kind == "docker archive" else archive)
-        return LocalImage("docker-archive:", str(place / "image"), "test/a:b")
+        (inside / "image").write_bytes(spoil(archive) if kind == "docker archive" else archive)
+        return LocalImage("docker-archive:", str(inside / "image"), "test/a:b")
     if kind == "config":
         config = spoil(config)
         changed = json.loads(manifest)
@@ -238,34 +241,34 @@ def write(place: Path, image: images.Image, kind: str, spoil: Callable[[bytes], 
     elif kind == "manifest":
         manifest = spoil(manifest)
     data = index(manifest)
-    images.write_layout(place / "layout", (config, manifest, blob), spoil(data) if kind == "index" else data)
-    return LocalImage("oci:", str(place / "layout"), "a")
+    images.write_layout(inside / "layout", (config, manifest, blob), spoil(data) if kind == "index" else data)
+    return LocalImage("oci:", str(inside / "layout"), "a")
 
 
 @pytest.mark.parametrize("kind", ["index", "manifest", "config", "docker manifest", "docker config", "docker archive"])
-def test_mutated_documents(place: Path, kind: str, rng: random.Random, rounds: Callable[[int], Iterator[int]]) -> None:
+def test_mutated_documents(inside: Path, kind: str, rng: random.Random, rounds: Callable[[int], Iterator[int]]) -> None:
     layer = images.Layer(images.tar([directory("etc"), entry("etc/passwd", b"root"), symlink("w", "../outside")]))
-    said = {"Env": ["A=1", "B"], "Cmd": ["a", "b"], "Entrypoint": ["c"], "WorkingDir": "/w/x", "User": "u",
+    settings_of_image = {"Env": ["A=1", "B"], "Cmd": ["a", "b"], "Entrypoint": ["c"], "WorkingDir": "/w/x", "User": "u",
             "Labels": {"k": "v"}, "Volumes": {"/vol": {}}}  # fmt: skip
-    image = images.Image([layer, layer], said, images.OCI)
-    values = settings.load({"HOME": str(place), "ENROOT_CACHE_PATH": str(place / "store"), "TMPDIR": str(place)})
+    image = images.Image([layer, layer], settings_of_image, images.OCI)
+    values = settings.load({"HOME": str(inside), "ENROOT_CACHE_PATH": str(inside / "store"), "TMPDIR": str(inside)})
     spoilt: list[bytes] = []
 
     def spoil(data: bytes) -> bytes:
         spoilt.append(mutated(data, rng) if kind == "docker archive" else disturbed(json.loads(data), rng))
         return spoilt[-1]
 
-    engine.pull(write(place, image, kind, lambda data: data), values).release()
+    engine.pull(write(inside, image, kind, lambda data: data), values).release()
     for number in rounds(25):
         try:
-            pulled = engine.pull(write(place, image, kind, spoil), values)
+            pulled = engine.pull(write(inside, image, kind, spoil), values)
             pulled.release()
-            assert all(Path(path).is_relative_to(place / "store") for path in pulled.lowerdirs)
+            assert all(Path(path).is_relative_to(inside / "store") for path in pulled.lowerdirs)
         except PenrootError as e:
             assert str(e)
         except BaseException as e:
             raise AssertionError(f"round {number}: {spoilt[-1]!r}") from e
-        assert os.listdir(place / "store/tmp") == []
+        assert os.listdir(inside / "store/tmp") == []
         if number % 100 == 99:
-            for name in {"layout", "store"} & set(os.listdir(place)):
-                remove(place, name)
+            for name in {"layout", "store"} & set(os.listdir(inside)):
+                remove(inside, name)

@@ -1,4 +1,4 @@
-"""A hostile registry and a client with logins: an error message, soon, and no login for other hosts."""
+"""A client with logins talks to a hostile registry. It ends soon, with clear errors, and no other host gets a login."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ WORDS = [
 
 @pytest.fixture
 def servers() -> Iterator[tuple[Fake, Fake]]:
-    """Yield the registry, and a second one to which it may send clients."""
+    """Yield a hostile registry, and a second server to which it redirects clients."""
     token = Reply(raw=answer(b"200 OK", b"", b'{"token": "x"}'))
     with fake(bind="127.0.0.2") as registry, fake(lambda request: token, bind="127.0.0.3") as other:
         yield registry, other
@@ -61,15 +61,15 @@ def answer(status: bytes, headers: bytes, body: bytes) -> bytes:
 
 
 def seeds(own: str, other: str) -> list[bytes]:
-    """Return replies of every kind that a client uses."""
+    """Return one reply of each kind that a client handles."""
     realms = [f"http://{own}/token", f"http://{other}/token", rf"http://{own}\\@{other}/token", f"http://me@{other}/"]
-    places = [f"http://{other}/x", "/v2/", "//x/", rf"http://{own}\@{other}/", "file:///etc/passwd"]
+    locations = [f"http://{other}/x", "/v2/", "//x/", rf"http://{own}\@{other}/", "file:///etc/passwd"]
     return [
         *(
             answer(b"401 No", f'WWW-Authenticate: Bearer realm="{r}",service="s",scope="x"\r\n'.encode(), b"")
             for r in realms
         ),
-        *(answer(b"307 There", f"Location: {place}\r\n".encode(), b"") for place in places),
+        *(answer(b"307 There", f"Location: {location}\r\n".encode(), b"") for location in locations),
         answer(b"401 No", b"WWW-Authenticate: Basic realm=x\r\n", b"{}"),
         answer(b"200 OK", b"", b'{"token": "abc", "access_token": 5}'),
         answer(b"200 OK", b"Docker-Content-Digest: " + D.encode() + b"\r\n", MANIFEST.encode()),
@@ -104,27 +104,29 @@ def test_mutated_answers(
         f"machine {server.host} {login}machine {other.host} {login}machine 127.0.0.3 {login}"
     )
     more = {"ENROOT_TRANSFER_RETRIES": "1", "ENROOT_STALL_TIMEOUT": "1", "ENROOT_CONNECT_TIMEOUT": "1"}
-    found = settings.load({"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), **more})
-    look_up = socket.getaddrinfo  # addresses only: no name server gets a request
+    configuration = settings.load({"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), **more})
+    getaddrinfo = socket.getaddrinfo  # the test resolves only addresses, so no name server gets a request
     numeric = {"flags": socket.AI_NUMERICHOST}
-    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *_, **__: look_up(host, port, 0, 1, **numeric))
-    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # between two attempts
+    monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *_, **__: getaddrinfo(host, port, 0, 1, **numeric))
+    monkeypatch.setattr(time, "sleep", lambda seconds: None)  # do not wait between two attempts
     known = seeds(server.host, other.host)
-    asks: list[Callable[[Repository], object]] = [
+    requests: list[Callable[[Repository], object]] = [
         lambda client: client.manifest("amd64"),
         lambda client: client.digest(),
         lambda client: client.blob(Descriptor("", D, 9, (f"https://{other.host}/x",))).read(100),
         lambda client: client.config(client.manifest("amd64")),
     ]
     context = ssl.create_default_context()
-    monkeypatch.setattr(site, "tls", lambda: context)  # reading the authorities takes longer than the rest
+    monkeypatch.setattr(
+        site, "tls", lambda: context
+    )  # loading the certificate authorities would take longer than the rest of a round
     for _ in range(20_000 if soak else 300):
         replies = [mutate(rng.choice(known), rng) for _ in range(rng.randint(1, 4))]
         server.answer = lambda request, replies=replies: Reply(raw=rng.choice(replies))  # type: ignore[misc]
-        client = Repository(Reference(server.host, "team/app", "1"), found)
+        client = Repository(Reference(server.host, "team/app", "1"), configuration)
         began = time.monotonic()
         try:
-            rng.choice(asks)(client)
+            rng.choice(requests)(client)
         except PenrootError as e:
             assert SECRET not in f"{e}{e.hint}" and len(str(e)) < 2000, replies
         except BaseException as e:
@@ -134,22 +136,22 @@ def test_mutated_answers(
         other.seen.clear()
 
 
-def test_mutated_addresses_mean_one_thing(rng: random.Random, soak: bool) -> None:
-    """A canonical registry has no user, and canonical_registry() and the connection read it unchanged."""
+def test_mutated_addresses_are_unambiguous(rng: random.Random, soak: bool) -> None:
+    """An address that is read contains no user, and both our parser and that of urllib3 read it in the same way."""
     from urllib3.util import parse_url
 
     for _ in range(30_000 if soak else 1_000):
         seed = rng.choice([b"https://good.site:5000/a/b?c=d#e", b"//good/x", b"/x", b"http://[::1]:80/", b"?x"])
         text = mutate(seed, rng).decode("latin-1")
         try:
-            found = addresses.read(text, addresses.read("https://base.site/v2/x"))
+            address = addresses.read(text, addresses.read("https://base.site/v2/x"))
         except ValueError as e:
             assert type(e) is ValueError or isinstance(e, UnicodeError)
             continue
-        again = parse_url(str(found))
-        assert addresses.read(str(found)) == found
-        assert (again.scheme, again.host, again.auth) == (found.scheme, found.host, None), text
-        assert "\\" not in str(found) and str(found).isprintable() and "@" not in found.netloc, text
+        again = parse_url(str(address))
+        assert addresses.read(str(address)) == address
+        assert (again.scheme, again.host, again.auth) == (address.scheme, address.host, None), text
+        assert "\\" not in str(address) and str(address).isprintable() and "@" not in address.netloc, text
 
 
 def test_mutated_lists_of_no_proxy(rng: random.Random, soak: bool) -> None:
@@ -203,10 +205,10 @@ def test_documents_with_fields_of_other_types(
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
 ) -> None:
-    """Each document from a registry, with one value of another type."""
+    """In each document of a registry, one value has another type."""
     server, _ = servers
     environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), "ENROOT_TRANSFER_RETRIES": "0"}
-    found = settings.load(environ)
+    configuration = settings.load(environ)
     monkeypatch.setattr(time, "sleep", lambda seconds: None)
     context = ssl.create_default_context()
     monkeypatch.setattr(site, "tls", lambda: context)
@@ -225,7 +227,7 @@ def test_documents_with_fields_of_other_types(
 
         server.answer = lambda request, reply=reply: Reply(raw=reply(request.path))  # type: ignore[misc]
         authorization._TOKENS.clear()
-        client = Repository(Reference(server.host, "team/app", "1"), found)
+        client = Repository(Reference(server.host, "team/app", "1"), configuration)
         try:
             if kind == "config":
                 config = ImageConfig(data, "x")

@@ -1,4 +1,4 @@
-"""The standard hooks on a directory that replaces a root: they only read and write beneath it."""
+"""Run the standard hooks with a directory as the container's root. They read and write only beneath it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from tests import fakehost
 
 
 class Box:
-    """An image's root, in which hooks run."""
+    """The root of an image, in which hooks run."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         (root / "etc").mkdir()
 
     def write(self, **files: str) -> None:
-        """Write files of /etc."""
+        """Write files in /etc."""
         for name, text in files.items():
             (self.root / "etc" / name).parent.mkdir(parents=True, exist_ok=True)
             (self.root / "etc" / name).write_text(text)
@@ -50,7 +50,7 @@ def box(tmp_path: Path) -> Box:
 
 @pytest.mark.parity("10-shadow: passwd", "10-aptfix")
 def test_the_caller_is_in_passwd_before_others(box: Box) -> None:
-    """Without apt's own user."""
+    """The hook also removes the user _apt."""
     apt = "_apt:x:100:65534::/nonexistent:/usr/sbin/nologin\n"
     box.write(passwd=f"root:x:0:0::/r:/s\nme:x:7:7::/:/\nother:x:1234:1::/:/\n{apt}daemon:x:1:1::/:/\n")
     box.run("10-shadow")
@@ -71,13 +71,13 @@ def test_groups_of_the_image_with_the_number_of_the_callers_stay(box: Box) -> No
 @pytest.mark.parity("10-shadow: shadow")
 @pytest.mark.security("I8")
 def test_users_missing_in_the_shadow_files_are_added(box: Box) -> None:
-    there = ["root:*:19000:0:99999:7:::", "app:!$6$x:19000::::::"]
+    lines = ["root:*:19000:0:99999:7:::", "app:!$6$x:19000::::::"]
     box.write(passwd="root:x:0:0::/r:/s\napp:x:7:7::/:/\n", group="app:x:7:\n")
-    box.write(shadow="\n".join(there), gshadow="app:!::\n")
+    box.write(shadow="\n".join(lines), gshadow="app:!::\n")
     shadow = box.root / "etc/shadow"
-    shadow.chmod(0)  # as in images of Fedora; root and the owner of the namespace can read it
+    shadow.chmod(0)  # as in images of Fedora
     box.run("10-shadow")
-    assert box.lines("shadow") == [*there, "nobody:*:::::::", "me:*:::::::"]
+    assert box.lines("shadow") == [*lines, "nobody:*:::::::", "me:*:::::::"]
     assert shadow.stat().st_mode & 0o777 == 0o600
     assert box.names("gshadow") == ["app", *(name for name in box.names("group") if name != "app")]
     before = shadow.read_bytes()
@@ -105,10 +105,10 @@ def test_links_of_the_image_do_not_lead_out(box: Box, tmp_path_factory: pytest.T
     outside = tmp_path_factory.mktemp("outside")
     (box.root / "etc").rmdir()
     (box.root / "etc").symlink_to(outside)
-    made = box.context()
-    made.write("/etc/passwd", b"x")
+    context = box.context()
+    context.write("/etc/passwd", b"x")
     assert list(outside.iterdir()) == []
-    assert made.read("/etc/passwd") == b"x"
+    assert context.read("/etc/passwd") == b"x"
 
 
 @pytest.mark.parametrize(
@@ -126,7 +126,7 @@ def test_a_broken_hook_is_named(box: Box, text: str, why: str) -> None:
 
 
 @pytest.mark.parity("10-shadow: home")
-def test_home_is_made_as_the_image_says(box: Box) -> None:
+def test_home_is_made_as_the_image_configures_it(box: Box) -> None:
     files = {
         "skel/.bashrc": "bashrc",
         "skel/.config/deep/file": "deep",
@@ -145,7 +145,7 @@ def test_home_is_made_as_the_image_says(box: Box) -> None:
 
 
 @pytest.mark.parity("10-shadow: home")
-def test_no_home_where_the_image_wants_none(box: Box) -> None:
+def test_home_is_not_made_if_the_image_forbids_it(box: Box) -> None:
     box.write(**{"login.defs": "CREATE_HOME no\n"})
     box.run("10-shadow")
     assert not (box.root / "home").exists() and not (box.root / "var").exists()

@@ -1,4 +1,4 @@
-"""Accepted and refused values in the config of an image."""
+"""Values in the config of an image that are accepted or refused."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ def test_fields_of_another_kind_are_refused(fields: dict[str, object], why: str)
 
 
 def test_one_string_is_one_word() -> None:
-    """Without words, the default command runs."""
+    """A string in place of a list is one word. Without entrypoint and command, /bin/sh runs."""
     assert b"exec 'a b' \"$@\"" in config(Entrypoint="a b").files("u")["rc"]
     assert b"exec  '/bin/sh'" in config().files("u")["rc"]
 
 
-@pytest.mark.parametrize(("given", "workdir"), [(None, "/"), ("a/", "/a"), ("/a/../../b", "/b")])
-def test_working_directory_is_a_path_from_the_root(given: str | None, workdir: str) -> None:
-    assert config(WorkingDir=given).workdir == workdir
+@pytest.mark.parametrize(("value", "workdir"), [(None, "/"), ("a/", "/a"), ("/a/../../b", "/b")])
+def test_working_directory_is_a_path_from_the_root(value: str | None, workdir: str) -> None:
+    assert config(WorkingDir=value).workdir == workdir
 
 
 def test_working_directory_is_not_too_deep() -> None:

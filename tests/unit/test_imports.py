@@ -1,4 +1,4 @@
-"""Rules for the source: packages with one-way imports, few imports on the start path, and limits of size."""
+"""Rules for the source code: imports between packages go one way, a start imports few modules, and code is short."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
-# The packages that each package may import, beside itself and its parent's __init__.py. README.md draws them.
+# Package -> the packages that it may import, besides itself and top-level __init__.py files. README.md draws them.
 ROOMS = {
     "base": "",
     "config": "base",
@@ -35,17 +35,18 @@ ROOMS = {
     "admin": "base config runtime cli request",
     "helper": "base request submit node",
 }
-# These modules of pyxis_py enter containers or run elsewhere; the modules of a running step import only base.
+# Modules of pyxis_py that may import all packages of enroot_py: they enter containers, or run outside of steps.
+# The other modules, those of a running step, import only base.
 ENTERING = set(
     "held step container image environment owned save leave entrypoint attached options header importer submission "
     "check manual settings".split()
 )
 
-# A swarm decides without sockets and clocks: the same code runs in virtual time.
+# Modules with the decisions of a swarm. They use no sockets and clocks, so that a simulation can run them.
 DECIDING = {f"enroot_py.features.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
 PURE = set("__future__ collections collections.abc dataclasses random typing".split())
 
-# Each import costs more than a whole start may.
+# Modules that take too long to import for the start of a container
 HEAVY = set(
     "re typing enum dataclasses json subprocess pathlib logging click urllib3 socket ctypes yaml shutil tempfile "
     "collections functools contextlib signal inspect hashlib".split()
@@ -56,14 +57,17 @@ MAX_MODULE_LINES, MAX_FUNCTION_LINES, MAX_TEST_NAME_CHARACTERS = 500, 60, 60
 
 @functools.cache
 def modules() -> dict[str, pathlib.Path]:
-    """Return each module of both packages, by its full name."""
+    """Return the path of each module in enroot_py and pyxis_py, by the module's full name."""
     paths = [path for package in ("enroot_py", "pyxis_py") for path in (ROOT / package).rglob("*.py")]
     return {".".join(path.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): path for path in paths}
 
 
 @functools.cache
 def imports(path: pathlib.Path, *, types: bool = True) -> set[str]:
-    """Return our modules that a file imports, also within functions, and for types unless ``types`` is False."""
+    """Return the modules of enroot_py and pyxis_py that a file imports, also within functions.
+
+    Imports below ``if TYPE_CHECKING`` count only if ``types`` is true.
+    """
     names: set[str] = set()
     known = modules()
     tree = ast.parse(path.read_text())
@@ -85,20 +89,22 @@ def imports(path: pathlib.Path, *, types: bool = True) -> set[str]:
 
 
 def room(module: str) -> str:
-    """Return the package of a module; "" for a top package itself, which all may import."""
+    """Return the package that contains a module. Return "" for a top package, which every module may import."""
     return f"{module}.".split(".")[1]
 
 
 @pytest.mark.parametrize("name", ROOMS)
-def test_doors_go_one_way(name: str) -> None:
-    may = {"", name, *ROOMS[name].split()}
+def test_imports_between_packages_go_one_way(name: str) -> None:
+    allowed = {"", name, *ROOMS[name].split()}
     for module, path in modules().items():
         if room(module) == name:
             for imported in imports(path):
-                if module.startswith("enroot_py") and name != "features":  # a feature may contain its part of a step
+                if (
+                    module.startswith("enroot_py") and name != "features"
+                ):  # a feature may contain code for steps, which imports pyxis_py
                     assert imported.startswith("enroot_py"), f"{module} imports {imported}"
-                assert room(imported) in may, (
-                    f"{module} imports {imported}: {name} may import {ROOMS[name] or 'no room'}"
+                assert room(imported) in allowed, (
+                    f"{module} imports {imported}: {name} may import {ROOMS[name] or 'no package'}"
                 )
 
 
@@ -118,12 +124,12 @@ def test_features_plug_in_and_the_core_imports_none() -> None:
                 f"step.{name}" for name in PARTS if re.search(rf"^(def {name}\(|{name} = )", text, re.MULTILINE)
             }
         assert set(sockets.split()) == defined
-    hooks = [path.name for place in OURS for path in pathlib.Path(place).glob("*.py")]
+    hooks = [path.name for directory in OURS for path in pathlib.Path(directory).glob("*.py")]
     assert len({*hooks}) == len(hooks), "two hooks have one name"
     for module, path in modules().items():
-        within = ".".join(module.split(".")[:3])
+        parent = ".".join(module.split(".")[:3])
         for feature in FEATURES:
-            if within not in FEATURES and module != "enroot_py.base.features":
+            if parent not in FEATURES and module != "enroot_py.base.features":
                 assert feature not in path.read_text(), f"{module} names {feature}"
 
 
@@ -131,9 +137,9 @@ def test_decisions_of_a_swarm_need_no_sockets_and_no_clock() -> None:
     for module, path in modules().items():
         if module in DECIDING:
             names = {
-                each
+                imported
                 for node in ast.walk(ast.parse(path.read_text()))
-                for each in (
+                for imported in (
                     [node.module]
                     if isinstance(node, ast.ImportFrom)
                     else [name.name for name in node.names]
@@ -144,7 +150,7 @@ def test_decisions_of_a_swarm_need_no_sockets_and_no_clock() -> None:
             assert names <= DECIDING | PURE | {"enroot_py.features.swarm"}, f"{module}: {names}"
 
 
-def test_every_room_has_its_rule() -> None:
+def test_every_package_has_a_rule() -> None:
     assert {room(module) for module in modules()} == {"", *ROOMS}
 
 
@@ -165,24 +171,24 @@ def test_names_of_tests_are_short() -> None:
     assert not {name for name in names if len(name) > MAX_TEST_NAME_CHARACTERS}
 
 
-def test_no_circles() -> None:
-    """Imports within functions and for types count: they only hide a circle."""
-    # enroot_py names the API for type checkers, and imports it when a program uses a name.
-    doors = {module: imports(path, types=module != "enroot_py") - {module} for module, path in modules().items()}
+def test_no_import_cycles() -> None:
+    """Imports within functions and for type checkers count too, because they only hide a cycle."""
+    # enroot_py imports the API only for type checkers. When a program uses one of its names, enroot_py imports it then.
+    graph = {module: imports(path, types=module != "enroot_py") - {module} for module, path in modules().items()}
 
-    def walk(module: str, way: tuple[str, ...]) -> None:
-        assert module not in way, " > ".join((*way[way.index(module) :], module))
+    def walk(module: str, chain: tuple[str, ...]) -> None:
+        assert module not in chain, " > ".join((*chain[chain.index(module) :], module))
         if module not in seen:
-            for imported in sorted(doors.get(module, ())):
-                walk(imported, (*way, module))
+            for imported in sorted(graph.get(module, ())):
+                walk(imported, (*chain, module))
             seen.add(module)
 
     seen: set[str] = set()
-    for module in doors:
+    for module in graph:
         walk(module, ())
 
 
-def test_pyxis_reaches_enroot_where_it_enters_containers() -> None:
+def test_only_modules_that_enter_containers_use_enroot() -> None:
     for module, path in modules().items():
         if module.startswith("pyxis_py") and room(module) != "features":
             beyond = {name for name in imports(path, types=False) if name.startswith("enroot_py.")}

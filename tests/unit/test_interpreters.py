@@ -1,4 +1,4 @@
-"""The error of a program that cannot run: the header of an ELF file of either class."""
+"""The error of a program that cannot run names the missing loader, for ELF files of both classes."""
 
 from __future__ import annotations
 

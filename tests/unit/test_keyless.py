@@ -1,4 +1,4 @@
-"""Signatures by certificates of Fulcio with entries of Rekor, all made here: a valid one, and forgeries."""
+"""Signatures with certificates of Fulcio and log entries of Rekor: valid ones and forgeries, all made in the test."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ CRITICAL = x509.UnrecognizedExtension(x509.ObjectIdentifier("1.2.3.4"), b"x")
 NAMES = x509.NameConstraints([x509.RFC822Name("site.example")], None)
 
 
-def made(
+def sign(
     *,
     authority: Authority = MIDDLE,
     chain: bytes = MIDDLE.pem + ROOT.pem,
@@ -38,11 +38,11 @@ def made(
     body: Callable[[dict[str, Any]], object] = lambda body: None,
     entry: dict[str, Any] | None = None,
     data: bytes = DATA,
-    by: Signer = SIGNER,
+    signer: Signer = SIGNER,
     **changes: Any,
 ) -> Signature:
     certificate = authority.certify(SIGNER, START, **changes)
-    signed = by.sign(data)
+    signed = signer.sign(data)
     record = hashedrekord(data, signed, certificate)
     body(record)
     logs = logged(rekor, time, record, **(entry or {}))
@@ -69,13 +69,13 @@ def replaced(signature: Signature, **parts: Any) -> Signature:
 @pytest.mark.parametrize(
     "signature",
     [
-        made(),
-        made(time=START),
-        made(time=START + 600),
-        made(authority=ROOT, chain=b""),
-        made(chain=ROOT.pem + MIDDLE.pem),
-        made(issuers={1: OIDC}),
-        made(issuers={8: OIDC}),
+        sign(),
+        sign(time=START),
+        sign(time=START + 600),
+        sign(authority=ROOT, chain=b""),
+        sign(chain=ROOT.pem + MIDDLE.pem),
+        sign(issuers={1: OIDC}),
+        sign(issuers={8: OIDC}),
     ],
     ids=["intermediate", "first second", "last second", "root", "order", "old issuer", "new issuer"],
 )
@@ -93,57 +93,58 @@ def change(*path: str, to: object) -> Callable[[dict[str, Any]], None]:
     return act
 
 
-GOOD = made()
+GOOD = sign()
 ENTRY = json.loads(GOOD.entry)
-WRONG: dict[str, tuple[Signature, str]] = {
-    "too early": (made(time=START - 1), "was not valid at the time"),
-    "too late": (made(time=START + 601), "was not valid at the time"),
-    "other e-mail": (made(email="you@site.example"), "is of you@site.example"),
-    "e-mail in capitals": (made(email=EMAIL.upper()), "is of ME@SITE.EXAMPLE"),
-    "other issuer": (made(issuers={1: "https://evil.example"}), "is of the issuer https://evil.example"),
-    "two issuers": (made(issuers={1: OIDC, 8: "https://evil.example"}), "of the issuer https://evil.example and"),
-    "issuers in doubt": (made(issuers={1: "https://evil.example", 8: OIDC}), "of the issuer https://evil.example and"),
-    "no issuer": (made(issuers={}), "of the issuer none"),
-    "for servers": (made(purpose=ExtendedKeyUsageOID.SERVER_AUTH), "is not for signing"),
-    "critical extension": (made(extra=CRITICAL), "not by the authorities"),
-    "no chain": (made(chain=b""), "not by the authorities"),
-    "other root": (made(authority=Authority("root", START - 1000), chain=b""), "not by the authorities"),
+# Situation -> (forged signature, part of the error)
+FORGERIES: dict[str, tuple[Signature, str]] = {
+    "too early": (sign(time=START - 1), "was not valid at the time"),
+    "too late": (sign(time=START + 601), "was not valid at the time"),
+    "other e-mail": (sign(email="you@site.example"), "is of you@site.example"),
+    "e-mail in capitals": (sign(email=EMAIL.upper()), "is of ME@SITE.EXAMPLE"),
+    "other issuer": (sign(issuers={1: "https://evil.example"}), "is of the issuer https://evil.example"),
+    "two issuers": (sign(issuers={1: OIDC, 8: "https://evil.example"}), "of the issuer https://evil.example and"),
+    "issuers in doubt": (sign(issuers={1: "https://evil.example", 8: OIDC}), "of the issuer https://evil.example and"),
+    "no issuer": (sign(issuers={}), "of the issuer none"),
+    "for servers": (sign(purpose=ExtendedKeyUsageOID.SERVER_AUTH), "is not for signing"),
+    "critical extension": (sign(extra=CRITICAL), "not by the authorities"),
+    "no chain": (sign(chain=b""), "not by the authorities"),
+    "other root": (sign(authority=Authority("root", START - 1000), chain=b""), "not by the authorities"),
     "own root in the chain": (
-        made(authority=(own := Authority("own", START - 1000)), chain=own.pem),
+        sign(authority=(own := Authority("own", START - 1000)), chain=own.pem),
         "not by the authorities",
     ),
-    "long chain": (made(chain=6 * MIDDLE.pem), "not by the authorities"),
-    "other log": (made(rekor=OTHER), "not signed by the transparency log"),
+    "long chain": (sign(chain=6 * MIDDLE.pem), "not by the authorities"),
+    "other log": (sign(rekor=OTHER), "not signed by the transparency log"),
     "other time": (
         replaced(GOOD, entry=json.dumps({**ENTRY, "Payload": {**ENTRY["Payload"], "integratedTime": START}}).encode()),
         "not signed by the transparency log",
     ),
-    "more in the entry": (made(entry={"more": 1}), "log entry is malformed"),
-    "time as text": (made(entry={"integratedTime": str(START)}), "log entry is malformed"),
-    "time of a fraction": (made(entry={"integratedTime": START + 0.5}), "log entry is malformed"),
-    "time that is true": (made(entry={"integratedTime": True}), "log entry is malformed"),
-    "huge time": (made(time=1 << 60), "log entry is malformed"),
+    "more in the entry": (sign(entry={"more": 1}), "log entry is malformed"),
+    "time as text": (sign(entry={"integratedTime": str(START)}), "log entry is malformed"),
+    "time of a fraction": (sign(entry={"integratedTime": START + 0.5}), "log entry is malformed"),
+    "time that is true": (sign(entry={"integratedTime": True}), "log entry is malformed"),
+    "huge time": (sign(time=1 << 60), "log entry is malformed"),
     "other content": (
-        made(body=change("spec", "data", "hash", "value", to=64 * "0")),
+        sign(body=change("spec", "data", "hash", "value", to=64 * "0")),
         "is about other content",
     ),
-    "other hash": (made(body=change("spec", "data", "hash", "algorithm", to="sha512")), "is about other content"),
-    "other kind": (made(body=change("kind", to="rekord")), "unknown kind: rekord"),
-    "other version": (made(body=change("apiVersion", to="0.0.2")), "unknown kind: hashedrekord 0.0.2"),
+    "other hash": (sign(body=change("spec", "data", "hash", "algorithm", to="sha512")), "is about other content"),
+    "other kind": (sign(body=change("kind", to="rekord")), "unknown kind: rekord"),
+    "other version": (sign(body=change("apiVersion", to="0.0.2")), "unknown kind: hashedrekord 0.0.2"),
     "other signature": (
-        made(body=change("spec", "signature", "content", to=base64.b64encode(SIGNER.sign(DATA)).decode())),
+        sign(body=change("spec", "signature", "content", to=base64.b64encode(SIGNER.sign(DATA)).decode())),
         "another signature or key",
     ),
     "other certificate": (
-        made(
+        sign(
             body=change(
                 "spec", "signature", "publicKey", "content", to=base64.b64encode(MIDDLE.certify(SIGNER, START)).decode()
             )
         ),
         "another signature or key",
     ),
-    "no spec": (made(body=change("spec", to=None)), "log entry is malformed"),
-    "other key": (made(by=OTHER), "not by the key in its certificate"),
+    "no spec": (sign(body=change("spec", to=None)), "log entry is malformed"),
+    "other key": (sign(signer=OTHER), "not by the key in its certificate"),
     "no entry": (replaced(GOOD, entry=b""), "has no entry of a transparency log"),
     "entry that is none": (replaced(GOOD, entry=b"[" * 100_000), "log entry is malformed"),
     "entry twice": (
@@ -160,11 +161,15 @@ WRONG: dict[str, tuple[Signature, str]] = {
 
 @pytest.mark.parity("cosign's keyless signatures")
 @pytest.mark.security("S1")
-@pytest.mark.parametrize("situation", WRONG)
+@pytest.mark.parametrize("situation", FORGERIES)
 def test_signature_that_is_not_proved_is_refused(situation: str) -> None:
-    signature, why = WRONG[situation]
-    said = refusal(signature)
-    assert said.startswith(f"none of 1 signature is by {EMAIL} of {OIDC}: ") and why in said and "\n" not in said
+    signature, why = FORGERIES[situation]
+    refusal_text = refusal(signature)
+    assert (
+        refusal_text.startswith(f"none of 1 signature is by {EMAIL} of {OIDC}: ")
+        and why in refusal_text
+        and "\n" not in refusal_text
+    )
 
 
 AUTHORITIES = {
@@ -183,16 +188,16 @@ AUTHORITIES = {
 @pytest.mark.parametrize("situation", AUTHORITIES)
 def test_authority_that_may_not_certify_is_refused(situation: str) -> None:
     bad = AUTHORITIES[situation]
-    said = refusal(made(authority=bad, chain=bad.pem + ROOT.pem))
-    assert "its certificate is not by the authorities of the policy" in said
+    refusal_text = refusal(sign(authority=bad, chain=bad.pem + ROOT.pem))
+    assert "its certificate is not by the authorities of the policy" in refusal_text
 
 
 def test_length_of_a_chain_is_limited_by_its_authorities() -> None:
-    for length, wanted in ((0, False), (1, True)):
+    for length, accepted in ((0, False), (1, True)):
         root = Authority("top", START - 1000, length=length)
         middle = Authority("middle", START - 1000, root)
-        said = refusal(made(authority=middle, chain=middle.pem), requirement(ca=root.pem))
-        assert (said == "") == wanted, said
+        refusal_text = refusal(sign(authority=middle, chain=middle.pem), requirement(ca=root.pem))
+        assert (refusal_text == "") == accepted, refusal_text
 
 
 def test_authorities_that_are_none_are_an_error() -> None:
@@ -219,7 +224,7 @@ def test_key_with_a_log_needs_both() -> None:
 
 
 def test_bundle_has_certificate_and_entry() -> None:
-    """As written by cosign 3: the log entry has the type dsse."""
+    """cosign 3 writes such bundles. Their log entry has the type dsse."""
     certificate = MIDDLE.certify(SIGNER, START)
     body = statement(DIGEST)
     plain = json.loads(bundle(SIGNER, body))
@@ -252,9 +257,9 @@ def test_bundle_has_certificate_and_entry() -> None:
     assert refusal(signature, requirement(ca=MIDDLE.pem, identity=identities.Identity("digestOnly"))) == ""
     plain["verificationMaterial"]["tlogEntries"] = [{**tlog, "inclusionPromise": None}]
     (signature,) = signatures._in_bundle(json.dumps(plain).encode())
-    said = refusal(signature, required)
-    assert "has no entry" in said and "not Rekor 2" in said
+    refusal_text = refusal(signature, required)
+    assert "has no entry" in refusal_text and "not Rekor 2" in refusal_text
 
 
-def test_signers_are_named_by_what_they_prove() -> None:
+def test_keyless_signer_is_named_by_identity_and_issuer() -> None:
     assert [str(signer) for signer in verify.signers_of(requirement())] == [f"{EMAIL} of {OIDC}"]

@@ -1,4 +1,4 @@
-"""Paths and file names of the store."""
+"""Check the paths and file names of the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ A, B, C = (f"sha256:{letter * 64}" for letter in "abc")
 
 
 @pytest.mark.parametrize("root", ["/s", "/home/images", "/images/images"])
-def test_images_are_known_in_the_options_of_an_overlay(root: str) -> None:
+def test_images_are_found_in_the_options_of_an_overlay(root: str) -> None:
     lowerdirs = [f"{layout.image(root, A)}/head/fs", f"{layout.layer(root, C)}/fs"]
     options = "rw,relatime," + ",".join(f"lowerdir+={path}" for path in lowerdirs) + ",userxattr"
     assert list(layout.images_in(options)) == [A]
@@ -22,7 +22,7 @@ def test_images_are_known_in_the_options_of_an_overlay(root: str) -> None:
     assert list(layout.images_in(f"lowerdir={root}/images/{'a' * 63}/head/fs,upperdir={root}")) == []
 
 
-def test_an_image_is_known_by_its_squashfs_file() -> None:
+def test_image_is_found_by_the_path_of_its_squashfs_file() -> None:
     assert layout.image_in(f"{layout.image('/s', A)}/image.sqsh") == A
     for path in ("/s/x.sqsh", "image.sqsh", "/image.sqsh", f"{layout.image('/s', A)}/config", ""):
         assert layout.image_in(path) == ""
@@ -53,7 +53,7 @@ def test_invalid_digest_names_no_directory(digest: str) -> None:
             path("/s", digest)
 
 
-def test_names_of_what_is_made_and_what_goes_differ() -> None:
+def test_temporary_names_for_making_and_deleting_differ() -> None:
     directories = [layout.layer("/s", A), layout.image("/s", A)]
     paths = {path(directory) for directory in directories for path in (layout.making, layout.trash)}
     assert len(paths) == 4 and {path.rpartition("/")[0] for path in paths} == {"/s/tmp"}

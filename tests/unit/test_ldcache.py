@@ -1,4 +1,4 @@
-"""Compare our loader cache with ldconfig's."""
+"""Compare penroot's loader cache with that of ldconfig(8)."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ X86_64 = 0x303
 
 
 def listed(cache: pathlib.Path) -> list[str]:
-    """Return ldconfig's listing of a cache: "name (kind) => path"."""
+    """Return the lines "name (kind) => path" that ldconfig lists for a cache."""
     done = subprocess.run(["/sbin/ldconfig", "-C", cache, "-p"], capture_output=True, text=True, check=True)
     return [line.strip() for line in done.stdout.splitlines() if "=>" in line]
 
 
 @pytest.fixture
 def tree(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Return a root with library names that are hard to sort, and ldconfig's cache of them."""
+    """Return a root that contains libraries whose names are hard to sort, and ldconfig's cache of them."""
     (tmp_path / "etc").mkdir()
     (tmp_path / "etc/ld.so.conf").write_text("/lib\n")
     names = "a.so.1 a.so.10 a.so.9 a-b.so.1 a2.so.1 a10.so.1 zz.so.1 A.so.1".split()
@@ -45,7 +45,7 @@ def ldconfig(tree: pathlib.Path, *options: str) -> None:
 
 
 @pytest.mark.parametrize("form", ["new", "compat"])
-def test_extended_as_ldconfig_would(tree: pathlib.Path, form: str) -> None:
+def test_extended_cache_equals_that_of_ldconfig(tree: pathlib.Path, form: str) -> None:
     ldconfig(tree, "-c", form)
     before = (tree / "etc/ld.so.cache").read_bytes()
     more = ["liba.so.2", "liba.so.11", "libb.so.1", "liba3.so.1", "libzzz.so.1", "lib0.so.1", "liba.so.9x"]
@@ -61,8 +61,8 @@ def test_libraries_of_the_driver_come_first(tree: pathlib.Path) -> None:
     mine = tree / "mine"
     library = (X86_64, "liba.so.9", "/opt/driver/liba.so.9")
     mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [library]))
-    found = [line.split(" => ")[1] for line in listed(mine) if line.startswith("liba.so.9 ")]
-    assert found == ["/opt/driver/liba.so.9", "/lib/liba.so.9"]
+    paths = [line.split(" => ")[1] for line in listed(mine) if line.startswith("liba.so.9 ")]
+    assert paths == ["/opt/driver/liba.so.9", "/lib/liba.so.9"]
     assert ldcache.extend(mine.read_bytes(), [library]) == mine.read_bytes()
 
 
@@ -72,24 +72,24 @@ def test_libraries_for_certain_processors_stay(tree: pathlib.Path, form: str) ->
     ldconfig(tree, "-c", form)
     mine = tree / "mine"
     mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [(X86_64, "libb.so.1", "/lib/libb.so.1")]))
-    ldconfig(tree)  # ldconfig 2.36 shows no processor for its compat format
+    ldconfig(tree)  # ldconfig 2.36 shows no processors for caches in its compat format
     assert [line for line in listed(mine) if 'hwcap: "x86-64-v2"' in line]
     assert set(listed(mine)) == {*listed(tree / "etc/ld.so.cache"), "libb.so.1 (libc6,x86-64) => /lib/libb.so.1"}
 
 
-def test_written_where_there_was_none(tmp_path: pathlib.Path) -> None:
+def test_cache_is_written_from_nothing(tmp_path: pathlib.Path) -> None:
     mine = tmp_path / "mine"
     mine.write_bytes(ldcache.extend(b"", [(X86_64, "libb.so.1", "/x/libb.so.1"), (X86_64, "liba.so", "/x/other.so")]))
     assert listed(mine) == ["libb.so.1 (libc6,x86-64) => /x/libb.so.1", "liba.so (libc6,x86-64) => /x/other.so"]
 
 
-def test_found_by_the_start_of_their_names(tree: pathlib.Path) -> None:
+def test_libraries_are_found_by_name_prefix(tree: pathlib.Path) -> None:
     data = (tree / "etc/ld.so.cache").read_bytes()
-    found = ldcache.find(data, (b"liba.", b"libz"))
-    assert {(name, path) for _, name, path in found} == {
+    libraries = ldcache.find(data, (b"liba.", b"libz"))
+    assert {(name, path) for _, name, path in libraries} == {
         (name, f"/lib/{name}") for name in ("liba.so.1", "liba.so.9", "liba.so.10", "libzz.so.1")
     }
-    assert {flags for flags, _, _ in found} == {X86_64}
+    assert {flags for flags, _, _ in libraries} == {X86_64}
     assert ldcache.find(b"no cache", (b"lib",)) == []
 
 
@@ -100,8 +100,8 @@ def test_truncated_cache_is_an_error(tree: pathlib.Path, cut: int) -> None:
         ldcache.extend(data[:cut], [(X86_64, "libb.so.1", "/lib/libb.so.1")])
 
 
-def test_damage_never_hangs_and_never_surprises(tree: pathlib.Path, rng: random.Random, soak: bool) -> None:
-    """Damaged caches of an image are parsed, or raise an expected error."""
+def test_damaged_cache_causes_no_hang_and_no_other_error(tree: pathlib.Path, rng: random.Random, soak: bool) -> None:
+    """A damaged cache of an image is parsed, or raises ldcache.DAMAGE."""
     compile_library(tree, "lib/glibc-hwcaps/x86-64-v2/libfast.so.1", "libfast.so.1")
     ldconfig(tree)
     good = (tree / "etc/ld.so.cache").read_bytes()

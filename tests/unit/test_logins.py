@@ -1,4 +1,4 @@
-"""Logins in docker's and podman's files, which also have other entries."""
+"""Write logins into docker's and podman's files, and remove them. Other entries of the files stay."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_first_login_makes_the_file_and_its_directory(file: AuthFile) -> None:
     assert stat.S_IMODE(Path(file.path).parent.stat().st_mode) == 0o700
 
 
-def test_docker_hub_is_filed_as_docker_does(file: AuthFile) -> None:
+def test_docker_hub_has_the_key_that_docker_uses(file: AuthFile) -> None:
     write(file, {"auths": {"docker.io": {"auth": "eA=="}, "https://reg.io/v2/": {"auth": "eA=="}}})
     file.add(registry("docker.io"), LOGIN)
     assert content(file)["auths"]["https://index.docker.io/v1/"] == AUTH
@@ -99,7 +99,7 @@ def test_docker_hub_is_filed_as_docker_does(file: AuthFile) -> None:
 
 
 def test_missing_login_is_not_removed(file: AuthFile) -> None:
-    """HOST:PORT is another registry than HOST, and a helper may have no login."""
+    """The login of HOST is not that of HOST:PORT. A helper may have no login."""
     write(file, {})
     file.add(registry("reg.io"), LOGIN)
     assert not file.remove(registry("reg.io:5000"))
@@ -109,24 +109,24 @@ def test_missing_login_is_not_removed(file: AuthFile) -> None:
 
 @pytest.mark.parity("login: stored by the helper program that docker's file names")
 @pytest.mark.parametrize("config", [{"credsStore": "box"}, {"credHelpers": {"reg.io": "box"}, "credsStore": "other"}])
-def test_a_helper_keeps_what_is_its_own(file: AuthFile, tmp_path: Path, config: dict[str, Any]) -> None:
+def test_login_is_stored_by_the_helper(file: AuthFile, tmp_path: Path, config: dict[str, Any]) -> None:
     write(file, config)
     assert file.add(registry("reg.io"), LOGIN) == "docker-credential-box"
     assert content(file) == {**config, "auths": {"reg.io": {}}}
     assert file.remove(registry("reg.io"))
-    verb, told = (tmp_path / "log").read_text().splitlines()[0].split(" ", 1)
-    assert verb == "store" and json.loads(told) == {"ServerURL": "reg.io", "Username": "me", "Secret": "s3cret:x"}
+    verb, login = (tmp_path / "log").read_text().splitlines()[0].split(" ", 1)
+    assert verb == "store" and json.loads(login) == {"ServerURL": "reg.io", "Username": "me", "Secret": "s3cret:x"}
     assert (tmp_path / "log").read_text().splitlines()[1] == "erase reg.io"
 
 
-def test_a_helper_that_fails_says_no_secret_and_changes_nothing(file: AuthFile) -> None:
+def test_failing_helper_changes_nothing(file: AuthFile) -> None:
     write(file, {"credsStore": "box"})
     with pytest.raises(ConfigError) as caught:
         file.add(registry("broken.io"), LOGIN)
     assert "docker-credential-box" in str(caught.value) and content(file) == {"credsStore": "box"}
-    write_other = AuthFile(file.path, {"PATH": "/usr/bin"})
+    without_helper = AuthFile(file.path, {"PATH": "/usr/bin"})
     with pytest.raises(ConfigError, match="docker-credential-box is not in PATH"):
-        write_other.add(registry("reg.io"), LOGIN)
+        without_helper.add(registry("reg.io"), LOGIN)
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"auths": []}', "nonsense", '"x"', "\x00"])
@@ -146,7 +146,7 @@ def test_a_link_stays_a_link(file: AuthFile, tmp_path: Path) -> None:
     assert link.is_symlink() and content(file) == {"auths": {"reg.io": AUTH}}
 
 
-def test_of_logins_at_once_none_is_lost(file: AuthFile) -> None:
+def test_simultaneous_logins_are_all_stored(file: AuthFile) -> None:
     children = []
     for number in range(12):
         children.append(os.fork())
@@ -160,7 +160,7 @@ def test_of_logins_at_once_none_is_lost(file: AuthFile) -> None:
     assert len(content(file)["auths"]) == 12
 
 
-def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
+def test_lock_file_of_a_killed_login_does_not_block(file: AuthFile) -> None:
     write(file, {})
     lock = Path(file.path).parent / ".config.json.lock"
     lock.touch(0o600)
@@ -173,14 +173,14 @@ def test_lock_file_of_a_killed_login_holds_nobody(file: AuthFile) -> None:
 
 @pytest.mark.security("G2")
 def test_a_directory_that_others_write_to_gets_no_secret(tmp_path: Path) -> None:
-    place = tmp_path / "open"
-    place.mkdir()
-    place.chmod(0o777)
+    directory = tmp_path / "open"
+    directory.mkdir()
+    directory.chmod(0o777)
     with pytest.raises(ConfigError, match="cannot write") as caught:
-        AuthFile(str(place / "auth.json"), {}).add(registry("reg.io"), LOGIN)
-    assert "REGISTRY_AUTH_FILE" in caught.value.hint and not list(place.iterdir())
-    place.chmod(0o1777)  # like /tmp
-    AuthFile(str(place / "auth.json"), {}).add(registry("reg.io"), LOGIN)
+        AuthFile(str(directory / "auth.json"), {}).add(registry("reg.io"), LOGIN)
+    assert "REGISTRY_AUTH_FILE" in caught.value.hint and not list(directory.iterdir())
+    directory.chmod(0o1777)  # the mode of /tmp
+    AuthFile(str(directory / "auth.json"), {}).add(registry("reg.io"), LOGIN)
 
 
 def test_written_login_is_found(file: AuthFile, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +192,7 @@ def test_written_login_is_found(file: AuthFile, tmp_path: Path, monkeypatch: pyt
     assert credentials.writable() == file.path
     for host in ("reg.io:5000", "docker.io"):
         file.add(registry(host), LOGIN)
-        found = credentials.find(registry(host), settings.load())
-        assert found and (found.user, found.secret, found.source) == ("me", "s3cret:x", file.path)
+        credential = credentials.find(registry(host), settings.load())
+        assert credential and (credential.user, credential.secret, credential.source) == ("me", "s3cret:x", file.path)
     monkeypatch.setenv("REGISTRY_AUTH_FILE", "/other")
     assert credentials.writable() == "/other"

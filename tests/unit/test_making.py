@@ -11,9 +11,9 @@ from enroot_py.base import locks, making
 from enroot_py.base.fds import Fd
 
 
-def left_by_a_killed_process(place: Path, *, kind: str = making.MAKING, directory: bool = True) -> Path:
-    """Create a hidden entry of an ended process of this node, whose lock has ended too."""
-    path = Path(making.hidden(str(place / "x"), kind))
+def left_by_a_killed_process(parent: Path, *, kind: str = making.MAKING, directory: bool = True) -> Path:
+    """Create a hidden entry as a killed process of this node leaves it, without a lock. Return its path."""
+    path = Path(making.hidden(str(parent / "x"), kind))
     if directory:
         (path / "deep").mkdir(parents=True)
         (path / "deep/file").write_text("")
@@ -34,7 +34,7 @@ def test_hidden_names_fit_whatever_the_name(tmp_path: Path, name: str) -> None:
 
 @pytest.mark.parametrize("replace", [False, True])
 def test_file_gets_its_name_when_it_is_whole(tmp_path: Path, replace: bool) -> None:
-    """The file replaces another one only if asked to."""
+    """With ``replace``, the file replaces an existing file."""
     path = tmp_path / "made"
     with making.File(str(path)) as file:
         os.write(file.fd, b"one")
@@ -74,7 +74,7 @@ def test_locked_entries_are_kept(tmp_path: Path, directory: bool) -> None:
     assert not path.exists()
 
 
-def test_a_users_own_names_are_left_alone(tmp_path: Path) -> None:
+def test_similar_names_of_the_user_are_kept(tmp_path: Path) -> None:
     mine = [".making", ".trash", ".x.making", ".a.b.c.trash", "x.node.1-2.making", ".fifo.node.1-2.making"]
     for name in mine[:-1]:
         (tmp_path / name).write_text("")
@@ -84,7 +84,7 @@ def test_a_users_own_names_are_left_alone(tmp_path: Path) -> None:
 
 
 def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
-    """On a local file system the lock decides, even if the node had another name."""
+    """On a local file system, only the lock counts. The node may have had another name."""
     (tmp_path / ".x.elsewhere.1-abcd.making").mkdir()
     making.sweep(str(tmp_path))
     assert os.listdir(tmp_path) == []
@@ -94,12 +94,12 @@ def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
 def test_entry_removed_before_its_lock_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: bool
 ) -> None:
-    """Between mkdir(2) or open(2) and flock(2), a new entry looks like a killed process's."""
+    """Between mkdir(2) or open(2) and flock(2), a new entry looks like that of a killed process, and may be removed."""
     swept: list[Fd] = []
     lock = locks.attempt
 
     def late(fd: int) -> bool | None:
-        if not swept:  # another process has locked the entry, and removes it after this one continues
+        if not swept:  # another process locks the entry first, and removes it when this process continues
             path = os.readlink(f"/proc/self/fd/{fd}")
             swept.append(Fd(os.open(path, os.O_RDONLY)))
             assert lock(swept[0])
@@ -112,7 +112,9 @@ def test_entry_removed_before_its_lock_is_made_again(
             os.rmdir(os.readlink(f"/proc/self/fd/{swept[0]}"))
             new.publish()
     else:
-        monkeypatch.setattr(os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT)  # EINVAL without O_TMPFILE
+        monkeypatch.setattr(
+            os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT
+        )  # these flags fail with EINVAL, as O_TMPFILE does where it is not supported
         with making.File(target) as file:
             os.unlink(os.readlink(f"/proc/self/fd/{swept[0]}"))
             file.publish(replace=True)
@@ -121,7 +123,7 @@ def test_entry_removed_before_its_lock_is_made_again(
 
 
 def test_written_file_is_whole_and_has_its_mode(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file replaces an existing one, unless replace=False."""
+    """The file replaces an existing file, except with replace=False."""
     monkeypatch.chdir(tmp_path)
     for text in ("old", "new"):
         making.write("made", text.encode(), 0o640)

@@ -1,4 +1,4 @@
-"""The choice of a manifest for a platform, and invalid manifests."""
+"""Choose the manifest for a platform, and refuse invalid manifests."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def platform(name: str, number: int = 0) -> dict[str, Any]:
     if "/" not in name:
         return {"digest": f"{number:064}", **({"artifactType": name} if name else {})}
     os, arch, *variant = name.split("/")
-    found = {"os": os, "architecture": arch, **({"variant": variant[0]} if variant else {})}
-    return {"digest": f"{number:064}", "platform": found}
+    fields = {"os": os, "architecture": arch, **({"variant": variant[0]} if variant else {})}
+    return {"digest": f"{number:064}", "platform": fields}
 
 
 @pytest.mark.parity("attestations in an index")
 @pytest.mark.parametrize(
-    ("arch", "there", "chosen"),
+    ("arch", "available", "chosen"),
     [
         ("amd64", ["unknown/unknown", "linux/arm64", "windows/amd64", "linux/amd64"], 3),
         ("x86_64", ["linux/amd64/v3", "linux/amd64"], 1),
@@ -39,14 +39,14 @@ def platform(name: str, number: int = 0) -> dict[str, Any]:
         ("amd64", ["signature", "linux/arm64", ""], 2),
     ],
 )
-def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
-    found = [platform(name, number) for number, name in enumerate(there)]
-    assert [int(digest) for digest, _ in manifests.choose(found, Platform(arch), "an image")] == [chosen]
+def test_platform_is_matched(arch: str, available: list[str], chosen: int) -> None:
+    entries = [platform(name, number) for number, name in enumerate(available)]
+    assert [int(digest) for digest, _ in manifests.choose(entries, Platform(arch), "an image")] == [chosen]
 
 
 @pytest.mark.parity("attestations in an index")
 @pytest.mark.parametrize(
-    ("arch", "there"),
+    ("arch", "available"),
     [
         ("amd64", ["linux/arm64", "unknown/unknown"]),
         ("amd64", ["linux/amd64/v3"]),
@@ -55,11 +55,11 @@ def test_platform_is_matched(arch: str, there: list[str], chosen: int) -> None:
         ("amd64", []),
     ],
 )
-def test_no_platform_tells_those_there_are(arch: str, there: list[str]) -> None:
+def test_missing_platform_names_the_available_ones(arch: str, available: list[str]) -> None:
     with pytest.raises(ImageError, match="no image for linux/") as caught:
-        manifests.choose([platform(name) for name in there], Platform(arch), "an image")
+        manifests.choose([platform(name) for name in available], Platform(arch), "an image")
     assert "unknown" not in caught.value.hint
-    for name in there:
+    for name in available:
         assert name.startswith("unknown") or name in caught.value.hint
 
 
@@ -88,15 +88,15 @@ def test_invalid_manifest_is_an_error(document: object) -> None:
 
 
 class Shelf:
-    """Documents by digest, with a count of reads."""
+    """A registry of documents by digest. ``reads`` counts the reads."""
 
     def __init__(self) -> None:
-        self.kept: dict[str, bytes] = {}
-        self.looks = 0
+        self.documents: dict[str, bytes] = {}
+        self.reads = 0
 
     def put(self, document: object) -> str:
         data = json.dumps(document).encode()
-        self.kept[digests.of(data)] = data
+        self.documents[digests.of(data)] = data
         return digests.of(data)
 
     def image(self, **config: object) -> str:
@@ -106,24 +106,24 @@ class Shelf:
         return self.put({"schemaVersion": 2, "manifests": [{"digest": digest} for digest in digests]})
 
     def named(self, digest: str) -> bytes:
-        self.looks += 1
-        return self.kept[digest]
+        self.reads += 1
+        return self.documents[digest]
 
     def config(self, manifest: manifests.Manifest) -> bytes:
-        return self.kept[manifest.config.digest]
+        return self.documents[manifest.config.digest]
 
     def find(self, digest: str, arch: str | None = None) -> str:
-        return manifests.Search(self, "an image", arch).image_of(self.kept[digest]).digest
+        return manifests.Search(self, "an image", arch).image_of(self.documents[digest]).digest
 
 
-def test_document_of_two_meanings_is_refused() -> None:
+def test_document_that_is_index_and_image_is_refused() -> None:
     shelf = Shelf()
     digest = shelf.put({"schemaVersion": 2, "config": CONFIG, "layers": [LAYER], "manifests": []})
     with pytest.raises(ImageError, match="an index and of an image"):
         shelf.find(digest)
 
 
-def test_entry_without_a_platform_is_what_its_config_says() -> None:
+def test_entry_without_a_platform_has_that_of_its_config() -> None:
     shelf = Shelf()
     arm, amd = shelf.image(os="linux", architecture="arm64"), shelf.image(os="linux", architecture="amd64")
     windows, nothing = shelf.image(os="windows", architecture="amd64"), shelf.image()
@@ -136,7 +136,7 @@ def test_entry_without_a_platform_is_what_its_config_says() -> None:
     assert "linux/arm64, windows/amd64" in caught.value.hint
 
 
-def test_indexes_without_end_are_left() -> None:
+def test_endless_indexes_are_refused() -> None:
     shelf = Shelf()
     wide = shelf.index(*(shelf.image(os="linux", architecture="arm64", n=n) for n in range(1000)))
     deep = wide
@@ -145,7 +145,7 @@ def test_indexes_without_end_are_left() -> None:
     for digest in (wide, deep):
         with pytest.raises(ImageError, match="more than"):
             shelf.find(digest, "amd64")
-    assert shelf.looks < 50
+    assert shelf.reads < 50
 
 
 @pytest.mark.parametrize("size", [1 << 63, 10**4000, 1e300, True, -1, None])

@@ -1,4 +1,4 @@
-"""Manual pages document every verb, every option and every setting."""
+"""The manual pages document every verb, every option and every setting."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def plain(name: str) -> str:
     return re.sub(r"\\f[BR]", "", text)
 
 
-def test_help_has_no_summary_that_is_cut() -> None:
+def test_help_has_no_truncated_summary() -> None:
     usage, *lines = help_text().splitlines()
     assert all(len(line) <= 80 and not line.endswith("...") for line in lines)
     titles = [line for line in lines if line.endswith(":") and not line.startswith(" ")]
@@ -36,7 +36,7 @@ def test_help_has_no_summary_that_is_cut() -> None:
 
 
 @pytest.mark.parametrize("verb", ["images", "rmi", "kill", "build", "push", "save", "top", "shell"])
-def test_verb_of_docker_is_answered_with_a_line_to_type(verb: str) -> None:
+def test_verb_of_docker_gets_a_hint_with_a_command(verb: str) -> None:
     with pytest.raises(UsageError, match=f"No such command '{verb}'") as caught:
         main([verb])
     assert re.match(r"(\S+ (cache|list|start|import|stop|ps)|docker build|podman push) ", caught.value.hint)
@@ -44,7 +44,7 @@ def test_verb_of_docker_is_answered_with_a_line_to_type(verb: str) -> None:
 
 @pytest.mark.parity("command lines of docker")
 @pytest.mark.parametrize(
-    ("line", "answer"),
+    ("line", "command"),
     [
         ("run --rm -it ubuntu bash", "start --rw docker://ubuntu bash"),
         ("run -v /a:/b:ro -w /w -eA=1 x.sqsh", "start --rw --mount /a:/b:ro --workdir /w --env A=1 x.sqsh"),
@@ -59,15 +59,15 @@ def test_verb_of_docker_is_answered_with_a_line_to_type(verb: str) -> None:
         *(("run --unknown u", "start docker://IMAGE COMMAND"), ("kill -s HUP a", "stop --signal KILL NAME;")),
     ],
 )
-def test_docker_command_gets_a_hint_with_ours(line: str, answer: str) -> None:
+def test_docker_command_gets_a_hint_with_penroots(line: str, command: str) -> None:
     with pytest.raises(UsageError) as caught:
         main(line.split())
     hint = caught.value.hint.partition(" ")[2]
-    assert hint == answer or answer in hint and answer.endswith((";", "COMMAND"))
+    assert hint == command or command in hint and command.endswith((";", "COMMAND"))
 
 
 @pytest.mark.parity("manual pages")
-def test_every_verb_has_a_page_and_is_in_the_first_one() -> None:
+def test_every_verb_has_a_page_and_is_in_the_main_page() -> None:
     verbs = {verb for verb, command in penroot.commands.items() if not command.hidden}
     assert set(OF_PENROOT) == {"penroot.1", "penroot.yaml.5", *(f"penroot-{verb}.1" for verb in verbs)}
     for verb in verbs:
@@ -141,6 +141,6 @@ def test_pages_are_written_to_their_sections(tmp_path: pathlib.Path) -> None:
 
 def test_example_has_every_setting_at_its_default() -> None:
     text = re.sub(r"^#(?=\w)", "", manual.example(), flags=re.M)
-    found = {variable: value for variable, _, value in yaml.parse("example", text.encode())}
-    assert found == {variable: setting.default for variable, setting in all_settings().items()}
+    values = {variable: value for variable, _, value in yaml.parse("example", text.encode())}
+    assert values == {variable: setting.default for variable, setting in all_settings().items()}
     assert yaml.parse("example", manual.example().encode()) == []

@@ -1,4 +1,4 @@
-"""The report of a matrix run: known failures, skipped tests, and excuses that no longer apply."""
+"""The report of a matrix run lists known failures, skipped tests, and known failures that no longer occur."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ import pytest
 from tests.matrix import report, roots
 from tests.matrix.known import KNOWN, Known
 
-MADE = """
+TESTS = """
 import pytest
 def test_good(): pass
 def test_theirs(): raise OSError("no plugin of that name")
@@ -31,7 +31,7 @@ OTHER_WORDS = Known("forky 26", "test_ours", "something else", "not that", "http
 @pytest.fixture(scope="module")
 def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     directory = tmp_path_factory.mktemp("made")
-    (directory / "test_made.py").write_text(MADE)
+    (directory / "test_made.py").write_text(TESTS)
     command = [sys.executable, "-m", "pytest", "-o", "junit_family=xunit1", "--junit-xml=out.xml", "test_made.py"]
     subprocess.run(command, cwd=directory, capture_output=True, check=False)
     return directory / "out.xml"

@@ -1,4 +1,4 @@
-"""InfiniBand devices on fake hosts."""
+"""A container on a fake host gets InfiniBand devices."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def dgx(tmp_path: pathlib.Path) -> FakeHost:
 
 @pytest.fixture
 def box(tmp_path: pathlib.Path) -> pathlib.Path:
-    """A container with a private /dev."""
+    """Return the root of a container with a private /dev."""
     (tmp_path / "box/dev").mkdir(parents=True)
     return tmp_path / "box"
 
@@ -83,8 +83,8 @@ def test_device_that_is_named_and_has_no_node(tmp_path: pathlib.Path, box: pathl
 
 
 @pytest.mark.parity("99-mellanox: uverbs")
-def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """Adapters are ordered by driver, then address, not by node number. Other vendors come last."""
+def test_adapters_have_the_order_of_enroot(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """Adapters are ordered by driver and then by address, and not by node number. Other vendors come last."""
     host = FakeHost(tmp_path / "host")
     drivers = (("05", "irdma"), ("90", "mlx5_core"), ("10", "mlx5_core"), ("99", "mlx4_core"))
     for number, (bus, driver) in enumerate(drivers):
@@ -94,7 +94,7 @@ def test_order_is_enroots(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
 
 
 def test_virtual_functions_are_devices_too(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """Virtual functions follow their physical function by address, in any order of creation."""
+    """Virtual functions follow their physical function by address, whatever the order of their creation is."""
     host = FakeHost(tmp_path / "host")
     for number, bus in ((0, "c1:00.0"), (1, "41:00.0"), (2, "41:00.2"), (3, "41:00.1")):
         host.hca(number, bus, mad=not bus.endswith((".1", ".2")))
@@ -104,8 +104,8 @@ def test_virtual_functions_are_devices_too(tmp_path: pathlib.Path, box: pathlib.
     assert edits.links["/sys/class/infiniband/mlx5_2"].endswith("/0000:41:00.2/infiniband/mlx5_2")
 
 
-def test_nothing_to_do_where_all_is_given(dgx: FakeHost) -> None:
-    # The host's tree is the container's root too, so they share /dev.
+def test_shared_dev_with_all_needs_no_edits(dgx: FakeHost) -> None:
+    # The container's root is the host's tree, so the container has the host's /dev.
     edits = planned(dgx, dgx.root, "all")
     assert edits.describe() == []
     edits = planned(dgx, dgx.root, "2")
@@ -115,17 +115,17 @@ def test_nothing_to_do_where_all_is_given(dgx: FakeHost) -> None:
 
 @pytest.mark.parity("missing InfiniBand trees")
 @pytest.mark.parametrize(
-    "gone", ["sys/class/infiniband_mad", "sys/class/infiniband_verbs/abi_version", "dev/infiniband/rdma_cm"]
+    "missing", ["sys/class/infiniband_mad", "sys/class/infiniband_verbs/abi_version", "dev/infiniband/rdma_cm"]
 )
-def test_trees_may_be_missing(dgx: FakeHost, box: pathlib.Path, gone: str) -> None:
-    path = dgx.root / gone
+def test_trees_may_be_missing(dgx: FakeHost, box: pathlib.Path, missing: str) -> None:
+    path = dgx.root / missing
     if path.is_dir():
         os.rename(path, dgx.root / "away")
     else:
         path.unlink()
     edits = planned(dgx, box, "0,1")
     assert verbs(edits) == {"uverbs0", "uverbs1"}
-    assert f"/{gone}" not in [*edits.tmpfs, *edits.nodes]
+    assert f"/{missing}" not in [*edits.tmpfs, *edits.nodes]
 
 
 def test_host_without_hcas(tmp_path: pathlib.Path, box: pathlib.Path) -> None:

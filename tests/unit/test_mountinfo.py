@@ -1,4 +1,4 @@
-"""Check the parser of mountinfo: proc_pid_mountinfo(5)."""
+"""Parse mountinfo: proc_pid_mountinfo(5)."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def test_any_name_of_a_directory(name: str) -> None:
     assert (first.root, first.target, second.target) == (f"/{name}", f"/x/{name}", "/y")
 
 
-def test_options_with_escaped_commas_are_split_before() -> None:
+def test_options_are_split_before_commas_are_unescaped() -> None:
     mount = Mounted(r"36 35 0:30 / / rw - overlay x rw,lowerdir=/a\054b\134:c,upperdir=/u")
     assert dict(mount.settings()) == {"rw": "", "lowerdir": "/a,b\\:c", "upperdir": "/u"}
 

@@ -1,4 +1,4 @@
-"""Hints for a user to whom the kernel refuses namespaces, from the content of /proc."""
+"""If the kernel refuses namespaces, the hint names the reason that /proc shows."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ EPERM = PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def advice(proc: pathlib.Path, error: OSError = EPERM, **values: str) -> str:
-    """Return the advice for a kernel with these values in /proc/sys."""
+    """Return the advice for a kernel that has ``values`` in /proc/sys. ``__`` in a name stands for "/"."""
     defaults = {"user/max_user_namespaces": "5000", "kernel/unprivileged_userns_clone": "1"}
     for name, value in {**defaults, **{key.replace("__", "/"): value for key, value in values.items()}}.items():
         path = proc / "sys" / name
@@ -29,29 +29,29 @@ def advice(proc: pathlib.Path, error: OSError = EPERM, **values: str) -> str:
 @pytest.mark.clusters("A kernel that says no")
 @pytest.mark.parity("AppArmor that restricts user namespaces")
 def test_apparmor_restriction_is_named_with_its_fix(tmp_path: pathlib.Path) -> None:
-    said = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="1")
-    command = re.search(r"sed (\S+) (\S+) > /etc/apparmor.d/penroot", said)
-    assert command, said
+    hint = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="1")
+    command = re.search(r"sed (\S+) (\S+) > /etc/apparmor.d/penroot", hint)
+    assert command, hint
     profile = subprocess.run(["sed", *command.groups()], stdout=subprocess.PIPE, text=True, check=True).stdout
     assert profile.count("userns,") >= 3 and "@PREFIX@" not in profile
-    assert "apparmor_parser --replace /etc/apparmor.d/penroot" in said
-    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in said
-    assert os.uname().nodename in said
+    assert "apparmor_parser --replace /etc/apparmor.d/penroot" in hint
+    assert "sysctl -w kernel.apparmor_restrict_unprivileged_userns=0" in hint
+    assert os.uname().nodename in hint
 
 
 def test_settings_of_the_kernel_are_named(tmp_path: pathlib.Path) -> None:
-    said = advice(tmp_path, user__max_user_namespaces="0")
-    assert "sysctl -w user.max_user_namespaces=65536" in said
-    said = advice(tmp_path, kernel__unprivileged_userns_clone="0")
-    assert "sysctl -w kernel.unprivileged_userns_clone=1" in said
-    said = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="0")
-    assert "apparmor" not in said and "seccomp" in said  # no setting explains the error
+    hint = advice(tmp_path, user__max_user_namespaces="0")
+    assert "sysctl -w user.max_user_namespaces=65536" in hint
+    hint = advice(tmp_path, kernel__unprivileged_userns_clone="0")
+    assert "sysctl -w kernel.unprivileged_userns_clone=1" in hint
+    hint = advice(tmp_path, kernel__apparmor_restrict_unprivileged_userns="0")
+    assert "apparmor" not in hint and "seccomp" in hint  # no setting of the kernel explains the error
     assert "too many namespaces" in advice(tmp_path, OSError(errno.ENOSPC, ""))
     assert advice(tmp_path, OSError(errno.EINVAL, "")) == ""
 
 
 def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined") -> pathlib.Path:
-    """Return a /proc for a process with this seccomp mode and AppArmor profile."""
+    """Create a /proc that shows a process with this seccomp mode and AppArmor profile, and return it."""
     (proc / "self/attr").mkdir(parents=True)
     (proc / "self/status").write_text(f"Name:\tpython3\nNoNewPrivs:\t0\nSeccomp:\t{seccomp}\nSeccomp_filters:\t1\n")
     (proc / "self/attr/current").write_text(profile + "\n")
@@ -77,10 +77,10 @@ def confined(proc: pathlib.Path, seccomp: str = "0", profile: str = "unconfined"
 def test_confinement_of_a_process_is_named(
     tmp_path: pathlib.Path, confinement: dict[str, str], number: int, words: str
 ) -> None:
-    said = advice(confined(tmp_path, **confinement), OSError(number, os.strerror(number)))
-    assert said.startswith(words.replace("NODE", os.uname().nodename))
+    hint = advice(confined(tmp_path, **confinement), OSError(number, os.strerror(number)))
+    assert hint.startswith(words.replace("NODE", os.uname().nodename))
     kind = "seccomp" if "seccomp" in confinement else "appArmor"
-    assert f"{kind}Profile: {{type: Unconfined}}" in said
+    assert f"{kind}Profile: {{type: Unconfined}}" in hint
 
 
 @pytest.mark.parametrize(
@@ -110,9 +110,9 @@ def test_profile_covers_every_program_that_makes_namespaces() -> None:
     ("directory", "covered"),
     [("/usr", 1), ("/usr/local", 1), ("/opt/slurm", 1), ("/opt/slurm/25.05", 1), ("/opt", 0), ("/home/x/opt/slurm", 0)],
 )
-def test_profile_covers_usual_places_of_slurm(directory: str, covered: int) -> None:
+def test_profile_covers_usual_directories_of_slurm(directory: str, covered: int) -> None:
     text = (ROOT / "configs/apparmor/penroot").read_text()
     [pattern] = re.findall(r"^profile slurmstepd (\S+)", text, re.M)
-    for ours, pythons in (("**", ".+"), ("{", "("), (",", "|"), ("}", ")")):
-        pattern = pattern.replace(ours, pythons)
+    for apparmor, python in (("**", ".+"), ("{", "("), (",", "|"), ("}", ")")):
+        pattern = pattern.replace(apparmor, python)
     assert bool(re.fullmatch(pattern, f"{directory}/sbin/slurmstepd")) == bool(covered)

@@ -1,4 +1,4 @@
-"""GPUs that a container gets on fake hosts, with the driver's files."""
+"""A container on a fake host gets NVIDIA GPUs and the driver's files."""
 
 from __future__ import annotations
 
@@ -109,14 +109,14 @@ def test_missing_device_is_an_error_with_a_hint(dgx: FakeHost, box: pathlib.Path
     assert caught.value.hint
 
 
-def test_caller_beats_image(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_caller_takes_precedence_over_the_image(dgx: FakeHost, box: pathlib.Path) -> None:
     assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "1"}, {"NVIDIA_VISIBLE_DEVICES": "all"})) == {3}
     assert planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "void"}, {"NVIDIA_VISIBLE_DEVICES": "all"}).describe() == []
 
 
 @pytest.mark.parity("98-nvidia: NVIDIA_DRIVER_CAPABILITIES")
 @pytest.mark.parametrize(
-    ("said", "there", "not_there"),
+    ("capabilities", "present", "absent"),
     [
         ("utility", {"libnvidia-ml", "libnvidia-cfg"}, {"libcuda", "libnvcuvid"}),
         ("compute", {"libcuda", "libnvidia-gpucomp", "libnvidia-nvvm", "libnvidia-nvvm70"}, {"libnvidia-ml"}),
@@ -127,29 +127,31 @@ def test_caller_beats_image(dgx: FakeHost, box: pathlib.Path) -> None:
     ],
 )
 def test_libraries_by_capability(
-    dgx: FakeHost, box: pathlib.Path, said: str, there: set[str], not_there: set[str]
+    dgx: FakeHost, box: pathlib.Path, capabilities: str, present: set[str], absent: set[str]
 ) -> None:
-    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": said})
-    assert there <= libraries(edits)
-    assert not not_there & libraries(edits)
-    assert ("/usr/bin/nvidia-smi" in edits.files) == (said in ("", "all") or "utility" in said)
+    edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": capabilities})
+    assert present <= libraries(edits)
+    assert not absent & libraries(edits)
+    assert ("/usr/bin/nvidia-smi" in edits.files) == (capabilities in ("", "all") or "utility" in capabilities)
 
 
-@pytest.mark.skipif(os.uname().machine != "x86_64", reason="only this compiler makes 32-bit libraries, with -m32")
+@pytest.mark.skipif(
+    os.uname().machine != "x86_64", reason="only a compiler for x86_64 makes 32-bit libraries, with -m32"
+)
 def test_libraries_of_32_bit(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     host = fakehost.consumer(tmp_path / "host")
     for directory, options in (("/usr/lib/i386-linux-gnu", ["-m32"]), ("/usr/lib64", [])):
         for name in ("libcuda", "libnvidia-ml"):
             host.library(f"{directory}/{name}.so.{VERSION}", f"{name}.so.1", *options)
     host.ldconfig("", "/usr/lib/i386-linux-gnu\n/usr/lib64")
-    said = {"NVIDIA_VISIBLE_DEVICES": "0"}
-    assert not [path for path in planned(host, box, said).files if "i386" in path or path.startswith("/usr/lib/lib")]
-    edits = planned(host, box, {**said, "NVIDIA_DRIVER_CAPABILITIES": "compute,compat32"})
+    caller = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    assert not [path for path in planned(host, box, caller).files if "i386" in path or path.startswith("/usr/lib/lib")]
+    edits = planned(host, box, {**caller, "NVIDIA_DRIVER_CAPABILITIES": "compute,compat32"})
     assert edits.files[f"/usr/lib/libcuda.so.{VERSION}"][0].endswith(f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}")
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0].endswith(f"/usr/lib64/libcuda.so.{VERSION}")
     assert f"/usr/lib/libnvidia-ml.so.{VERSION}" not in edits.files
     (box / "usr/lib/i386-linux-gnu").mkdir()
-    edits = planned(host, box, {**said, "NVIDIA_DRIVER_CAPABILITIES": "compute,compat32"})
+    edits = planned(host, box, {**caller, "NVIDIA_DRIVER_CAPABILITIES": "compute,compat32"})
     assert f"/usr/lib/i386-linux-gnu/libcuda.so.{VERSION}" in edits.files
 
 
@@ -158,7 +160,7 @@ def test_unknown_capability(dgx: FakeHost, box: pathlib.Path) -> None:
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,cuda"})
 
 
-def test_names_and_links_are_those_of_ldconfig(dgx: FakeHost, box: pathlib.Path) -> None:
+def test_names_and_links_equal_those_of_ldconfig(dgx: FakeHost, box: pathlib.Path) -> None:
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"})
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
     assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
@@ -196,30 +198,30 @@ def test_udev_for_gpudirect_storage(tmp_path: pathlib.Path, box: pathlib.Path) -
 
 @pytest.mark.parametrize("share", ["/usr/share", "/etc", "/usr/local/nvidia/share"])
 def test_files_of_graphics_loaders(tmp_path: pathlib.Path, box: pathlib.Path, share: str) -> None:
-    """The container has these files in the loaders' directories, independent of their place on the host."""
+    """The files are in the loaders' directories of the container, wherever they are on the host."""
     host = fakehost.consumer(tmp_path / "host")
     for name in ("vulkan/icd.d/nvidia_icd.json", "egl/egl_external_platform.d/20_nvidia_xcb.json"):
         host.file(f"{share}/{name}")
     host.library(f"{host.libraries}/vdpau/libvdpau_nvidia.so.{VERSION}", "libvdpau_nvidia.so.1")
     (host.root / host.libraries.lstrip("/") / "vdpau/libvdpau_nvidia.so.1").symlink_to(f"libvdpau_nvidia.so.{VERSION}")
     (host.root / host.libraries.lstrip("/") / "libvdpau_nvidia.so.1").unlink()
-    said = {"NVIDIA_VISIBLE_DEVICES": "0"}
-    edits = planned(host, box, {**said, "NVIDIA_DRIVER_CAPABILITIES": "graphics,video"})
+    caller = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    edits = planned(host, box, {**caller, "NVIDIA_DRIVER_CAPABILITIES": "graphics,video"})
     icd = "/vulkan/icd.d/nvidia_icd.json"
     assert edits.files[f"/usr/share{icd}"][0] == f"{host.root}{share}{icd}"
     assert "/usr/share/egl/egl_external_platform.d/20_nvidia_xcb.json" in edits.files
     assert edits.links[f"{LIB}/gbm/nvidia-drm_gbm.so"] == "../libnvidia-allocator.so.1"
     assert edits.files[f"{LIB}/libvdpau_nvidia.so.{VERSION}"][0].endswith(f"/vdpau/libvdpau_nvidia.so.{VERSION}")
     assert "/etc/OpenCL/vendors/nvidia.icd" not in edits.files
-    edits = planned(host, box, said)
+    edits = planned(host, box, caller)
     assert "/etc/OpenCL/vendors/nvidia.icd" in edits.files
     assert not [path for path in (*edits.files, *edits.links) if "vulkan" in path or "gbm" in path or "vdpau" in path]
 
 
 @pytest.mark.parity("98-nvidia: NVIDIA_MIG_CONFIG_DEVICES")
-def test_rights_over_mig(dgx: FakeHost, box: pathlib.Path) -> None:
-    said = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_MIG_CONFIG_DEVICES": "all", "NVIDIA_MIG_MONITOR_DEVICES": "all"}
-    assert caps(planned(dgx, box, said)) == {1, 2}
+def test_mig_capabilities_on_request(dgx: FakeHost, box: pathlib.Path) -> None:
+    caller = {"NVIDIA_VISIBLE_DEVICES": "0", "NVIDIA_MIG_CONFIG_DEVICES": "all", "NVIDIA_MIG_MONITOR_DEVICES": "all"}
+    assert caps(planned(dgx, box, caller)) == {1, 2}
 
 
 @pytest.mark.parity("98-nvidia: NVIDIA_REQUIRE_*")
@@ -234,7 +236,7 @@ def test_rights_over_mig(dgx: FakeHost, box: pathlib.Path) -> None:
         ("driver>535.104.05", False),
         ("driver!=535.104.5", False),
         ("arch>=12.0", True),
-        # NVML's name of this model since driver 450.
+        # Since driver 450, NVML reports the brand "nvidia" for this model.
         ("cuda>=12.6 brand=nvidia,driver>=535,driver<536", True),
     ],
 )
@@ -274,7 +276,7 @@ def test_brands(tmp_path: pathlib.Path, box: pathlib.Path, model: str, brand: st
             planned(host, box, {}, image)
 
 
-def test_driver_that_is_newer_than_our_table_forbids_nothing(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+def test_requirement_is_not_checked_for_an_unknown_driver(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     host = FakeHost(tmp_path / "host")
     host.gpu(0, "01", 0)
     host.version = "999.10"
@@ -297,12 +299,12 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         ({"SLURM_STEP_GPUS": "2,5", "CUDA_VISIBLE_DEVICES": "0,1"}, {2, 5}),
         ({"SLURM_JOB_GPUS": "3"}, {3}),
         ({"SLURM_STEP_GPUS": "1", "SLURM_JOB_GPUS": "1,2", "NVIDIA_VISIBLE_DEVICES": "all"}, {1}),
-        # Each task has one of the step's four GPUs; the container has all four.
+        # Each task has one of the step's four GPUs. The container has all four.
         ({"SLURM_STEP_GPUS": "4,5,6,7", "CUDA_VISIBLE_DEVICES": "2"}, {4, 5, 6, 7}),
-        # With --gpus-per-task, the first task knows only its GPU; the container is for all tasks.
+        # With --gpus-per-task, the first task knows only its own GPU, but the container is for all tasks.
         ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", **BOUND}, set(MINORS)),
         ({"SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURMD_TRES_BIND": f"gres/{PER_TASK}"}, set(MINORS)),
-        # The GPUs of all tasks are known if the task has all of the step's, or if the job has one node.
+        # The GPUs of all tasks are known if this task has all GPUs of the step, or if the job has one node.
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_GPUS_ON_NODE": "1"}, {4}),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
         ({**BOUND, "SLURM_STEP_GPUS": "1", "CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "0,1", **ALONE}, {0, 1}),
@@ -310,22 +312,22 @@ VISIBLE = {"NVIDIA_VISIBLE_DEVICES": "0"}
         ({**BOUND, "SLURM_STEP_GPUS": "0", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "0,2", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "CUDA_VISIBLE_DEVICES": "0", "SLURM_JOB_GPUS": "5,6", **ALONE}, set(MINORS)),
         ({**BOUND, "SLURM_STEP_GPUS": "4", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
-        # Not bound, as for NCCL: Slurm reports only how many GPUs the step has.
+        # If tasks are not bound to GPUs, as for NCCL, Slurm reports only how many GPUs the step has.
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2"}, set(MINORS)),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "1", "SLURM_JOB_GPUS": "4,6", **ALONE}, {4, 6}),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "4,6", "SLURM_JOB_NUM_NODES": "2"}, set(MINORS)),
         ({**NOT_BOUND, "SLURM_GPUS_ON_NODE": "2", "SLURM_JOB_GPUS": "2,3", **ALONE, **VISIBLE}, {2}),
         ({**NOT_BOUND, "SLURM_JOB_GPUS": "4,6", **ALONE}, set()),
-        # A step inherits the GPUs of the batch script's node, which are not the step's.
+        # A step without GPUs inherits SLURM_JOB_GPUS of the batch script.
         ({"SLURM_JOB_GPUS": "1,2", "SLURM_STEP_ID": "0"}, set()),
         # Without ConstrainDevices, CUDA_VISIBLE_DEVICES numbers all GPUs.
         ({"SLURM_STEP_GPUS": "6,7", "CUDA_VISIBLE_DEVICES": "6,7"}, {6, 7}),
-        # Slurm's number of a MIG device is not a node's.
+        # Slurm's number of a MIG device is not the number of a device node.
         ({"SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": "MIG-x"}, set(MINORS)),
         ({"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}, {4, 5}),
         ({**BOUND, "SLURM_STEP_GPUS": "12", "CUDA_VISIBLE_DEVICES": mig_uuid(6, 1)}, set(MINORS)),
-        # Index 0 has the node 2.
+        # GPU 0 has the device node /dev/nvidia2.
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": "0"}, {2}),
         ({"SLURM_STEP_GPUS": "2,3", "NVIDIA_VISIBLE_DEVICES": "none"}, set()),
         ({"SLURM_STEP_GPUS": "2,3", "NVIDIA_VISIBLE_DEVICES": "void"}, set()),
@@ -337,27 +339,27 @@ def test_allocation_of_slurm(dgx: FakeHost, box: pathlib.Path, caller: dict[str,
 
 
 @pytest.mark.parametrize(
-    ("caller", "image", "told"),
+    ("caller", "image", "numbers"),
     [
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}, {}, "2,3"),
-        # In CUDA's order, by PCI address.
+        # The numbers have the order of CUDA, by PCI address.
         ({"SLURM_STEP_GPUS": "1,2", "CUDA_VISIBLE_DEVICES": "1,2"}, {}, "2,1"),
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3", "NVIDIA_VISIBLE_DEVICES": "1"}, {}, "3"),
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1"}, {}, None),
         ({"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "2,3"}, {"CUDA_VISIBLE_DEVICES": "1"}, None),
     ],
 )
-def test_tasks_get_numbers_that_count_in_the_container(
-    dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], image: dict[str, str], told: str | None
+def test_tasks_get_the_gpu_numbers_of_the_step(
+    dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], image: dict[str, str], numbers: str | None
 ) -> None:
     context = fakehost.context(dgx, box, caller, dict(image))
     edits = HOOK["plan"](context, *HOOK["wanted"](context))
-    assert context.environ.get("PENROOT_GPUS") == told
-    assert gpus(edits) == (set(MINORS) if image else {int(n) for n in (told or "2,3").split(",")})
+    assert context.environ.get("PENROOT_GPUS") == numbers
+    assert gpus(edits) == (set(MINORS) if image else {int(n) for n in (numbers or "2,3").split(",")})
 
 
 @pytest.mark.parametrize(
-    ("visible", "said"),
+    ("visible", "warning"),
     [
         ("4", "/dev/nvidia6"),
         ("0,4", "/dev/nvidia6"),
@@ -368,18 +370,18 @@ def test_tasks_get_numbers_that_count_in_the_container(
     ],
 )
 def test_stale_variable_is_reported(
-    dgx: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str], visible: str, said: str
+    dgx: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str], visible: str, warning: str
 ) -> None:
     caller = {"SLURM_STEP_GPUS": "2,3", "CUDA_VISIBLE_DEVICES": "0,1", "NVIDIA_VISIBLE_DEVICES": visible}
     assert gpus(planned(dgx, box, caller)) == {2, 3}
     err = capsys.readouterr().err
     assert f"NVIDIA_VISIBLE_DEVICES={visible}" in err
-    assert said in err
+    assert warning in err
     assert "the GPUs of the step are 2,3" in err
 
 
 def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> None:
-    """Slurm names MIG devices by UUID; its numbers are not usable."""
+    """Slurm names MIG devices by UUID in CUDA_VISIBLE_DEVICES. Its numbers for them are not usable."""
     caller = {"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}
     assert caps(planned(dgx, box, caller)) == {
         cap_number(4, 2),
@@ -389,16 +391,16 @@ def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> N
     }
 
 
-def test_step_without_gpus_of_a_job_with_some(dgx: FakeHost, box: pathlib.Path) -> None:
-    """CUDA images select "all"."""
+def test_step_without_gpus_in_a_job_with_gpus(dgx: FakeHost, box: pathlib.Path) -> None:
+    """CUDA images select "all". The step gets no GPU of its job nevertheless."""
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}
     step = {"SLURM_STEP_ID": "3", "SLURM_JOB_GPUS": "1,2"}
     assert planned(dgx, box, step, image).describe() == []
     assert gpus(planned(dgx, box, {**step, "NVIDIA_VISIBLE_DEVICES": "0"}, image)) == {2}
     assert gpus(planned(dgx, box, {**step, "SLURM_STEP_GPUS": "2"}, image)) == {2}
-    # By --env, which a hook sees like a variable of the image.
+    # A hook sees a variable of --env as a variable of the image.
     assert gpus(planned(dgx, box, {"SLURM_STEP_GPUS": "2,3"}, {"NVIDIA_VISIBLE_DEVICES": "1"})) == {3}
-    # A cluster without GPUs in Slurm's configuration.
+    # Slurm does not manage the GPUs of this cluster.
     assert gpus(planned(dgx, box, {"SLURM_STEP_ID": "3"}, image)) == set(MINORS)
 
 
@@ -438,7 +440,7 @@ CONFIGURE = ["configure", "--no-cgroups"]
         ),
     ],
 )
-def test_arguments_of_nvidias_own_program(
+def test_arguments_of_nvidias_program(
     dgx: FakeHost, box: pathlib.Path, caller: dict[str, str], arguments: list[str]
 ) -> None:
     edits = planned(dgx, box, {**caller, "PENROOT_NVIDIA_MODE": "nvidia-container-cli"})
@@ -449,15 +451,15 @@ def test_arguments_of_nvidias_own_program(
     assert not gpus(edits)
 
 
-def test_nvidias_own_program_and_the_driver_of_a_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+def test_nvidias_program_with_a_driver_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     host = fakehost.driver_container(tmp_path / "host")
     caller = {"NVIDIA_VISIBLE_DEVICES": "all", "PENROOT_NVIDIA_MODE": "nvidia-container-cli", "NVIDIA_DEBUG_LOG": "1"}
     [command] = planned(host, box, caller).programs
     assert command[:4] == [*CLI, "--debug=/dev/stderr", f"--root={host.root}/run/nvidia/driver"]
 
 
-def test_image_has_no_say_in_what_is_of_the_host(dgx: FakeHost, box: pathlib.Path) -> None:
-    """NVML is loaded from the driver root, outside the container."""
+def test_image_cannot_choose_the_driver_or_the_mode(dgx: FakeHost, box: pathlib.Path) -> None:
+    """penroot loads NVML from the driver root outside the container, so an image must not choose the driver root."""
     image = {
         "NVIDIA_VISIBLE_DEVICES": "6:1",
         "NVIDIA_DRIVER_ROOT": "/home/somebody/image",
@@ -479,8 +481,8 @@ def test_driver_behind_a_link(tmp_path: pathlib.Path, box: pathlib.Path) -> None
         assert pathlib.Path(source).is_file()
 
 
-def test_uuids_that_the_driver_does_not_tell(dgx: FakeHost, tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """The UUID in /proc is question marks until the GPU is first used; without /proc, only NVML knows it."""
+def test_uuids_that_proc_does_not_show(dgx: FakeHost, tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """Until the GPU is first used, /proc shows question marks for its UUID. Then, and without /proc, NVML knows it."""
     host = fakehost.dgx_a100(tmp_path / "host")
     for path in host.root.glob("proc/driver/nvidia/gpus/*/information"):
         text = path.read_text().splitlines()
@@ -508,13 +510,13 @@ def test_nvml_that_cannot_answer(dgx: FakeHost, box: pathlib.Path, tmp_path: pat
     assert gpus(planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {0}
 
 
-@pytest.mark.parametrize("said", ["/run/mps", "/run/mps/", "/run/../run/mps"])
-def test_pipes_of_mps(tmp_path: pathlib.Path, box: pathlib.Path, said: str) -> None:
-    """The container gets the pipes of the caller's variable."""
+@pytest.mark.parametrize("directory", ["/run/mps", "/run/mps/", "/run/../run/mps"])
+def test_pipes_of_mps(tmp_path: pathlib.Path, box: pathlib.Path, directory: str) -> None:
+    """The container gets the directory that the caller's CUDA_MPS_PIPE_DIRECTORY names."""
     host = fakehost.consumer(tmp_path / "host")
     host.directory("run/mps", "tmp/nvidia-mps")
     caller = {"NVIDIA_VISIBLE_DEVICES": "0"}
-    edits = planned(host, box, {**caller, "CUDA_MPS_PIPE_DIRECTORY": said})
+    edits = planned(host, box, {**caller, "CUDA_MPS_PIPE_DIRECTORY": directory})
     assert edits.files["/run/mps"][0] == f"{host.root}/run/mps"
     assert edits.environ == {"CUDA_MPS_PIPE_DIRECTORY": "/run/mps"}
     for other in ("", "/", "mps"):
@@ -525,7 +527,7 @@ def test_pipes_of_mps(tmp_path: pathlib.Path, box: pathlib.Path, said: str) -> N
 
 
 def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """As in a Kubernetes pod, which has the machine's /proc, but a private /dev."""
+    """A Kubernetes pod has the machine's /proc, but a private /dev with some of the GPUs."""
     host = fakehost.dgx_a100(tmp_path / "host")
     for index in (0, 1, 3):
         (host.root / f"dev/nvidia{MINORS[index]}").unlink()
@@ -546,8 +548,8 @@ def test_some_gpus_of_a_machine(tmp_path: pathlib.Path, box: pathlib.Path, capsy
         planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
 
 
-def test_gpu_of_which_the_driver_tells_nothing_is_hidden(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """/proc does not list the GPU, but its node exists."""
+def test_gpu_without_information_in_proc_is_hidden(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
+    """/proc has no usable information on a GPU, but its device node exists."""
     host = fakehost.dgx_a100(tmp_path / "host")
     [one, two, *_] = sorted(host.root.glob("proc/driver/nvidia/gpus/*/information"))
     one.write_bytes(b"\xff\n::\nno colon\nDevice Minor: N/A\n")
@@ -605,9 +607,9 @@ def test_driver_container(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     assert edits.files["/usr/bin/nvidia-smi"][0] == f"{host.root}/run/nvidia/driver/usr/bin/nvidia-smi"
     # The driver's daemon may run in the driver container or on the host.
     for path in ("/run/nvidia/driver/var/run/nvidia-persistenced/socket", "/run/nvidia-persistenced/socket"):
-        made = host.file(path)
+        socket = host.file(path)
         edits = planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "all"})
-        assert edits.files["/var/run/nvidia-persistenced/socket"][0] == str(made)
+        assert edits.files["/var/run/nvidia-persistenced/socket"][0] == str(socket)
 
 
 def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
@@ -620,23 +622,23 @@ def test_directories_that_the_loader_does_not_know(tmp_path: pathlib.Path, box: 
 
 
 def test_directories_that_the_caller_alone_knows(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """A usual directory may contain leftovers of another driver."""
+    """The caller's variables name the directories. A usual directory may contain files of another driver."""
     host = fakehost.consumer(tmp_path / "host")
     (host.root / "opt").mkdir()
     (host.root / "usr/local/nvidia").rename(host.root / "opt/gpu")
     (host.root / "usr/bin/nvidia-smi").rename(host.root / "opt/gpu/nvidia-smi")
     host.library("/usr/lib64/libcuda.so.470.1", "libcuda.so.1")
     (host.root / "usr/lib64/libcuda.so.1").symlink_to("libcuda.so.470.1")
-    said = {"NVIDIA_VISIBLE_DEVICES": "0"}
-    assert libraries(planned(host, box, said)) <= set(fakehost.OWN)
-    edits = planned(host, box, {**said, "LD_LIBRARY_PATH": ":lib:/nowhere:/opt/gpu/lib64", "PATH": "/opt/gpu:/bin"})
+    caller = {"NVIDIA_VISIBLE_DEVICES": "0"}
+    assert libraries(planned(host, box, caller)) <= set(fakehost.OWN)
+    edits = planned(host, box, {**caller, "LD_LIBRARY_PATH": ":lib:/nowhere:/opt/gpu/lib64", "PATH": "/opt/gpu:/bin"})
     assert edits.files[f"{LIB}/libcuda.so.{VERSION}"][0] == f"{host.root}/opt/gpu/lib64/libcuda.so.{VERSION}"
     assert edits.files["/usr/bin/nvidia-smi"][0] == f"{host.root}/opt/gpu/nvidia-smi"
     assert f"{LIB}/libcuda.so.470.1" not in edits.files
 
 
 def test_loader_that_knows_another_libcuda_alone(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """A CUDA image on a rented machine: the cache lists its compatibility package, but not the driver."""
+    """In a CUDA image that is a rented machine, the loader cache lists the compatibility package, but no driver."""
     host = fakehost.consumer(tmp_path / "host")
     host.library("/usr/local/cuda/compat/libcuda.so.575.51.03", "libcuda.so.1")
     host.ldconfig("", "/usr/local/cuda/compat")
@@ -668,16 +670,16 @@ def test_image_with_newer_libcuda_keeps_it(dgx: FakeHost, box: pathlib.Path) -> 
     compat.mkdir(parents=True)
     (compat / "libcuda.so.1").symlink_to("libcuda.so.530.30.02")
     (compat / "libcuda.so.530.30.02").touch()
-    ours = (ldcache.NATIVE, "libcuda.so.1", f"{LIB}/libcuda.so.1")
-    assert ours in planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries
+    hosts = (ldcache.NATIVE, "libcuda.so.1", f"{LIB}/libcuda.so.1")
+    assert hosts in planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries
     (compat / "libcuda.so.550.54.15").touch()
-    found = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries
-    assert (ldcache.NATIVE, "libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1") in found
-    assert ours not in found
+    libraries_ = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries
+    assert (ldcache.NATIVE, "libcuda.so.1", "/usr/local/cuda/compat/libcuda.so.1") in libraries_
+    assert hosts not in libraries_
 
 
 def note(drivers: str) -> str:
-    """Return the ELF note that lists the drivers a compatibility libcuda supports."""
+    """Return C code for the ELF note of a compatibility libcuda that lists the supported drivers."""
     text = f'{{"Format": 1, "CUDA Version": "12.4", "Driver": [{drivers}], "Device": [1]}}'
     return f"""asm(".section .note.cuda.fwd_compatibility, \\"a\\", @note\\n.long 19, {len(text)}, 1\\n"
         ".asciz \\"NVIDIA Corporation\\"\\n.balign 4\\n.ascii {json.dumps(json.dumps(text))[1:-1]}\\n.previous");"""
@@ -695,20 +697,20 @@ def note(drivers: str) -> str:
 def test_compatibility_package_is_for_some_drivers_and_gpus(
     tmp_path: pathlib.Path, box: pathlib.Path, source: str, model: str, used: bool
 ) -> None:
-    """With an unsupported driver or GPU, CUDA would fail to start, while the host's libcuda mostly works."""
+    """CUDA fails to start if the package does not support the driver or GPU. The host's libcuda works in most cases."""
     host = FakeHost(tmp_path / "host")
     host.gpu(0, "01", 0, model)
     host.driver()
     compat = box / "usr/local/cuda/compat"
     compat.mkdir(parents=True)
     (compat / "libcuda.so.1").symlink_to("libcuda.so.550.54.15")
-    made = fakehost.compiled(note(source) if source else "", "libcuda.so.1", "-nostdlib")
-    (compat / "libcuda.so.550.54.15").write_bytes(made)
+    library = fakehost.compiled(note(source) if source else "", "libcuda.so.1", "-nostdlib")
+    (compat / "libcuda.so.550.54.15").write_bytes(library)
     (compat / "libnvidia-gpucomp.so.550.54.15").touch()
-    found = {path for _, _, path in planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries}
-    ours = {f"/usr/local/cuda/compat/{name}" for name in ("libcuda.so.1", "libnvidia-gpucomp.so.550.54.15")}
-    assert (ours <= found) == used
-    assert (f"{LIB}/libcuda.so.1" in found) != used
+    paths = {path for _, _, path in planned(host, box, {"NVIDIA_VISIBLE_DEVICES": "0"}).libraries}
+    compat_paths = {f"/usr/local/cuda/compat/{name}" for name in ("libcuda.so.1", "libnvidia-gpucomp.so.550.54.15")}
+    assert (compat_paths <= paths) == used
+    assert (f"{LIB}/libcuda.so.1" in paths) != used
 
 
 def test_no_driver(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
@@ -730,12 +732,12 @@ def no_uvm(tmp_path: pathlib.Path) -> Iterator[FakeHost]:
 def test_optional_things_may_be_missing(
     no_uvm: FakeHost, box: pathlib.Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    said = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
-    assert gpus(planned(no_uvm, box, said)) == {0}
+    caller = {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "all"}
+    assert gpus(planned(no_uvm, box, caller)) == {0}
     assert "/dev/nvidia-uvm" in capsys.readouterr().err
     (no_uvm.root / "dev/nvidiactl").unlink()
     with pytest.raises(HookError, match="nvidiactl") as caught:
-        planned(no_uvm, box, said)
+        planned(no_uvm, box, caller)
     assert "nvidia-modprobe" in caught.value.hint
 
 

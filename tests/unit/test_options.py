@@ -1,4 +1,4 @@
-"""The container options: accepted and refused values, and text derived from the table."""
+"""The container options of srun: values that are accepted or refused, and texts made from the table of options."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from pyxis_py.request.options import all_options, ignored, parse
 BIND = ("x-create=auto", "rbind")
 
 
-def parsed(*given: str, **environ: str) -> options.Request:
-    pairs = (option.partition("=") for option in given)
+def parsed(*words: str, **environ: str) -> options.Request:
+    pairs = (option.partition("=") for option in words)
     return parse([(name, text) for name, _, text in pairs], environ)
 
 
@@ -77,7 +77,7 @@ def test_mounts(text: str, expected: list[tuple[str, str, tuple[str, ...]]]) -> 
     assert parse([("container-mounts", text)], {}).mounts == tuple(MountEntry(*fields) for fields in expected)
 
 
-def test_relative_mount_sources_are_of_the_jobs_directory() -> None:
+def test_relative_mount_sources_start_at_the_jobs_directory() -> None:
     text = "../x:/y,/abs:/z,tmpfs:/t,data.sqsh:/d:sqsh"
     mounts = parse([("container-mounts", text)], {}, "/home/alice/").mounts
     assert [mount.source for mount in mounts] == ["/home/alice/../x", "/abs", "tmpfs", "/home/alice/data.sqsh"]
@@ -93,7 +93,7 @@ def test_a_squashfs_file_is_not_mounted_to_write() -> None:
         parse([("container-mounts", "/d.sqsh:/d:sqsh+rw")], {}).fstab()
 
 
-def test_a_squashfs_file_without_its_flag_says_it() -> None:
+def test_squashfs_file_without_its_flag_gets_a_hint() -> None:
     with pytest.raises(UsageError) as caught:
         parse([("container-mounts", "d.sqsh:/d")], {})
     assert "d.sqsh:/d:sqsh mounts the content of a squashfs file" in caught.value.hint
@@ -127,16 +127,16 @@ def test_bad_values_are_refused_by_name_and_value(name: str, text: str) -> None:
 
 
 def test_variable_without_a_name_is_ignored() -> None:
-    assert parsed(**{"": "x"}).origins == {}  # execve(2) allows "=x"
+    assert parsed(**{"": "x"}).origins == {}  # execve(2) allows a variable "=x"
 
 
-def test_the_longest_name_still_is_a_file_name() -> None:
+def test_longest_name_is_a_valid_file_name() -> None:
     name = options.MAX_NAME_BYTES * "n"
     assert len(f"pyxis_{2**32 - 1}_{parsed('container-name=' + name).name}") == 255
 
 
 @pytest.mark.parity("PYXIS_CONTAINER_*: defaults that the command line overrides")
-def test_command_line_beats_variables() -> None:
+def test_command_line_takes_precedence_over_variables() -> None:
     environ = {
         "PYXIS_CONTAINER_IMAGE": "other",
         "PYXIS_CONTAINER_NAME": "other",
@@ -153,11 +153,11 @@ def test_command_line_beats_variables() -> None:
 
 @pytest.mark.parametrize("text", ["1", "Yes", "on", "t", "0", "n", "false", "OFF", "F"])
 def test_flags_in_variables(text: str) -> None:
-    said = text in ("1", "Yes", "on", "t")
-    assert SETTINGS["ENROOT_MOUNT_HOME"].parse(text) is said
-    assert parsed(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is said
-    assert parsed(PYXIS_CONTAINER_READONLY=text).writable is not said
-    assert parsed(PYXIS_CONTAINER_WRITABLE=text).writable is said
+    value = text in ("1", "Yes", "on", "t")
+    assert SETTINGS["ENROOT_MOUNT_HOME"].parse(text) is value
+    assert parsed(PYXIS_CONTAINER_MOUNT_HOME=text).mount_home is value
+    assert parsed(PYXIS_CONTAINER_READONLY=text).writable is not value
+    assert parsed(PYXIS_CONTAINER_WRITABLE=text).writable is value
 
 
 @pytest.mark.parity("the command line takes precedence over variables")
@@ -196,7 +196,7 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
 
 @pytest.mark.parity("options without image or name are ignored with a message")
 def test_options_without_a_container_are_ignored() -> None:
-    """One line names each option."""
+    """One line is printed for each ignored option."""
     lines = ignored(parsed("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
     assert [line.split(":")[0] for line in lines] == [
         "ignoring --container-mounts",
@@ -273,6 +273,6 @@ def test_variables_in_mounts_have_the_values_of_the_job(text: str, expected: lis
     ],
 )
 def test_variables_that_make_no_path_are_refused(text: str, why: str) -> None:
-    assert parsed(f"container-mounts={text}").mounts  # unknown at submit
+    assert parsed(f"container-mounts={text}").mounts  # the value is unknown at submit
     with pytest.raises(UsageError, match=f"^--container-mounts: .*{why}"):
         mounts(text)

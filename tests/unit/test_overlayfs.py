@@ -1,4 +1,4 @@
-"""The visible files of a stack of layers, without a mount."""
+"""Find the visible files of a stack of layers without mounting it."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ def stack(tmp_path: Path, *contents: list[tuple[tarfile.TarInfo, bytes]]) -> lis
     """Create layers from bottom to top, and return them as lower directories from top to bottom."""
     lowerdirs = []
     for number, entries in enumerate(contents):
-        place = tmp_path / f"stack{number}"
-        place.mkdir()
-        layertree.unpack(io.BytesIO(images.tar(entries)), str(place))
-        lowerdirs.insert(0, str(place / "fs"))
+        layer_directory = tmp_path / f"stack{number}"
+        layer_directory.mkdir()
+        layertree.unpack(io.BytesIO(images.tar(entries)), str(layer_directory))
+        lowerdirs.insert(0, str(layer_directory / "fs"))
     return lowerdirs
 
 
@@ -29,8 +29,8 @@ def test_look_sees_what_overlayfs_shows(tmp_path: Path) -> None:
         [*map(entry, ("a/x", "a/gone", "o/old", "f", "usr/lib/y")), symlink("lib", "usr/lib")],
         [*map(entry, ("a/x", "a/.wh.gone", "o/.wh..wh..opq", "o/new")), directory("f"), entry("f/z")],
     )
-    found = look(lowerdirs, "/a/x")
-    assert found is not None and found.layers[0][0] == 0
+    file = look(lowerdirs, "/a/x")
+    assert file is not None and file.layers[0][0] == 0
     merged = look(lowerdirs, "/a")
     assert merged is not None and [n for n, _ in merged.layers] == [0, 1]
     for missing in ("a/gone", "o/old", "nope", "a/x/y", "lib/y"):
@@ -40,7 +40,7 @@ def test_look_sees_what_overlayfs_shows(tmp_path: Path) -> None:
     assert real_path(lowerdirs, "/lib/../../new/./dir") == "/new/dir"
 
 
-def test_special_modes_are_those_of_the_files_that_show(tmp_path: Path) -> None:
+def test_special_modes_are_those_of_visible_files(tmp_path: Path) -> None:
     lowerdirs = stack(
         tmp_path,
         [
@@ -49,5 +49,5 @@ def test_special_modes_are_those_of_the_files_that_show(tmp_path: Path) -> None:
         ],
         [entry("hidden", mode=0o755), entry(".wh.gone"), entry("tmp/x", b"", mode=0o2755)],
     )
-    # tmp is also in the upper layer, which gives no mode: a new directory's mode applies.
+    # The upper layer has the directory tmp without a mode, so tmp gets the mode of a new directory.
     assert sorted(index.special_modes(lowerdirs)) == [("kept", 0o4755), ("su", 0o4755), ("tmp/x", 0o2755)]

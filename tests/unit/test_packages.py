@@ -1,4 +1,4 @@
-"""The descriptions of packages agree with each other. No package is built."""
+"""Check that the descriptions of packages agree with each other. No package is built."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from tests.unit.test_docs import links
 ROOT = Path(__file__).parents[2]
 
 
-def test_each_file_is_of_one_package() -> None:
+def test_each_file_belongs_to_one_package() -> None:
     owners = {
         "usr/lib/penroot-package/plugins/24.11/spank_pyxis.so": PLUGIN,
         "usr/share/man/man7/penroot-srun.7.gz": PLUGIN,
         "usr/bin/enroot": NAMES,
         "usr/bin/enroot-mount": NAMES,
-        "usr/libexec/penroot/enroot-mount": MAIN,  # hooks find the program with it
+        "usr/libexec/penroot/enroot-mount": MAIN,  # hooks find the program through this file
         "usr/lib/penroot-package/modules.zip": MAIN,
         "usr/lib/penroot-package/cryptography/hazmat/bindings/_rust.abi3.so": SIGNATURES,
         "usr/lib/penroot-package/asyncssh/sftp.py": SSH,
@@ -80,13 +80,15 @@ def test_pythons_are_the_same_everywhere() -> None:
 
 def test_slurms_are_the_same_everywhere() -> None:
     assert list(tree.SLURMS) == sorted(tree.SLURMS)
-    said = ", ".join(tree.SLURMS[:-1]) + f" and {tree.SLURMS[-1]}"
+    releases = ", ".join(tree.SLURMS[:-1]) + f" and {tree.SLURMS[-1]}"
     for page in ("docs/howto/install.md", "docs/explanation/developing.md"):
-        assert said in " ".join((ROOT / page).read_text().split()), page
+        assert releases in " ".join((ROOT / page).read_text().split()), page
 
 
 @pytest.mark.parametrize(("version", "packaged"), [("1.0.0rc1", "1.0.0~rc1"), ("1.0.0", "1.0.0"), ("2.1b2", "2.1~b2")])
-def test_a_candidate_comes_before_its_version(monkeypatch: pytest.MonkeyPatch, version: str, packaged: str) -> None:
+def test_release_candidate_sorts_before_its_version(
+    monkeypatch: pytest.MonkeyPatch, version: str, packaged: str
+) -> None:
     monkeypatch.setattr(place, "version", lambda: version)
     assert place.packaged_version() == packaged
     compared = subprocess.run(["dpkg", "--compare-versions", "1.0.0~rc1", "lt", "1.0.0"])
@@ -100,7 +102,7 @@ def test_the_version_has_its_changes() -> None:
 
 
 @pytest.mark.parametrize("package", PACKAGES, ids=lambda package: package.name)
-def test_control_and_spec_say_the_same(package: description.Package, tmp_path: Path) -> None:
+def test_control_and_spec_agree(package: description.Package, tmp_path: Path) -> None:
     control = deb.control_file(package, 1)
     (tmp_path / "usr/bin").mkdir(parents=True)
     spec = rpm.section(package, tmp_path)
@@ -115,23 +117,26 @@ def test_control_and_spec_say_the_same(package: description.Package, tmp_path: P
 
 
 def test_tmpfiles_keeps_our_directories_in_tmp() -> None:
-    """Directories that penroot creates, with incomplete files, and directories that its pages recommend."""
+    """Include penroot's own directories, its incomplete files, and directories that the documentation names."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
     texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/places.py")]
-    said = {place for text in texts for place in re.findall(r"/(?:var/)?tmp/\.?p?enroot[\w.-]*", text)}
-    assert said
+    documented = {path for text in texts for path in re.findall(r"/(?:var/)?tmp/\.?p?enroot[\w.-]*", text)}
+    assert documented
     runtime = base_directories({"HOME": "/home/alice"})["XDG_RUNTIME_DIR"]
-    places = {runtime, settings.load(()).runtime_path, *said}
-    places |= {making.hidden(f"/tmp/{name}", making.MAKING) for name in ("penroot-bundle", "enroot-data-2001")}
-    for path in map(PurePath, places):
+    directories = {runtime, settings.load(()).runtime_path, *documented}
+    directories |= {making.hidden(f"/tmp/{name}", making.MAKING) for name in ("penroot-bundle", "enroot-data-2001")}
+    for path in map(PurePath, directories):
         assert any(path.match(str(each)) for each in patterns), path
-        hidden = path.name.startswith(".")  # which * does not match
+        hidden = path.name.startswith(".")  # * does not match hidden names
         assert not hidden or any(p.name.startswith(".") and path.match(str(p)) for p in patterns), path
 
 
 def test_variables_of_the_role_are_the_same_everywhere() -> None:
-    """Ansible checks the variables with a default, and the page explains them. The version is current."""
+    """Variables with a default, those that Ansible checks and those that the page explains are the same.
+
+    The default version is the current one.
+    """
     role = ROOT / "packages/ansible/penroot"
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
     checked = yaml.safe_load((role / "meta/argument_specs.yml").read_text())["argument_specs"]["main"]["options"]
@@ -143,7 +148,7 @@ def test_variables_of_the_role_are_the_same_everywhere() -> None:
     assert defaults["penroot_version"] == place.packaged_version()
 
 
-def test_recipes_have_two_places_to_fill(tmp_path: Path) -> None:
+def test_recipes_are_filled_with_version_and_checksums(tmp_path: Path) -> None:
     archives = [tmp_path / "archive", tmp_path / "another"]
     for archive in archives:
         archive.write_text(archive.name)
@@ -171,7 +176,7 @@ def test_an_archive_has_one_order_one_time_and_one_owner(tmp_path: Path, monkeyp
 
 
 @pytest.mark.parity("deb, rpm: the plugin for the machine's Slurm")
-def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_compiled_plugin_is_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     used, programs = tmp_path / "spank_pyxis.so", tmp_path / "bin"
     programs.mkdir()
     for release, number in (("22.05", "0x160500"), ("24.11", "0x180b00")):
@@ -180,21 +185,23 @@ def test_compiled_plugin_beats_the_packaged_one(monkeypatch: pytest.MonkeyPatch,
         path.write_bytes(f"penroot plugin for Slurm {number}".encode())
     monkeypatch.setenv("PATH", f"{programs}:/usr/bin:/bin")
 
-    def taken(version: str) -> str | None:
-        """Return the release whose plugin is installed for a slurmd of this version."""
+    def install(version: str) -> str | None:
+        """Install the plugin for a slurmd of this version, and return its release."""
         (programs / "slurmd").write_text(f"#!/bin/sh\necho slurm {version}\n")
         (programs / "slurmd").chmod(0o755)
         return prebuilt.take(str(tmp_path))
 
-    assert (taken("22.05.8"), taken("24.11.5")) == ("22.05", "24.11")
+    assert (install("22.05.8"), install("24.11.5")) == ("22.05", "24.11")
     assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")
     assert (tmp_path / "python3").exists()
-    assert taken("27.02.0-0rc1") is None
-    assert used.readlink() == Path("plugins/24.11/spank_pyxis.so")  # the loaded plugin stays until the next
+    assert install("27.02.0-0rc1") is None
+    assert used.readlink() == Path(
+        "plugins/24.11/spank_pyxis.so"
+    )  # without a plugin for this version, the old one stays
     used.unlink()
     used.write_bytes(b"penroot plugin for Slurm 0x180b05")
-    assert taken("24.11.5") == "24.11" and not used.is_symlink()
-    assert taken("22.05.8") == "22.05" and used.is_symlink()
+    assert install("24.11.5") == "24.11" and not used.is_symlink()
+    assert install("22.05.8") == "22.05" and used.is_symlink()
 
 
 def test_arch_chooses_the_target_of_packages(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,38 +17,38 @@ from pyxis_py.request.options import Option, all_options
 from tests.docs import ROOT
 from tests.docs.proofs import PAGES, lines, marks, named, sections
 
-TEXT = "\n".join(line for page in ("parity-enroot", "beyond") for _, found in sections(page) for line in found)
+TEXT = "\n".join(line for page in ("parity-enroot", "beyond") for _, entries in sections(page) for line in entries)
 
 
 def test_each_mark_names_one_line() -> None:
-    """A mark consists of the first words of a line in docs/reference/parity-*.md or beyond.md."""
+    """The text of a mark is the beginning of one line in docs/reference/parity-*.md or beyond.md."""
     assert [mark for mark in marks("parity") if len(named(mark)) != 1] == []
 
 
 @pytest.mark.parametrize("page", PAGES)
 def test_every_line_has_a_test_or_a_reason(page: str) -> None:
     proved = {line for mark in marks("parity") for line in named(mark)}
-    found = [line for _, section in sections(page) for line in section]
-    assert len(found) > 50
-    assert not {*found} & {*lines()} - proved
-    assert len({*found} - {*lines()}) <= 1, "a line without a test says why it is missing"
+    entries = [line for _, section in sections(page) for line in section]
+    assert len(entries) > 50
+    assert not {*entries} & {*lines()} - proved
+    assert len({*entries} - {*lines()}) <= 1, "only one line of a page may have no test, and it must say why"
 
 
 def about(verb: str) -> str:
-    """Return the lines about a verb."""
+    """Return the lines that begin with a verb."""
     return "\n".join(line for line in TEXT.splitlines() if line.split()[0].rstrip(":") == verb)
 
 
 @pytest.mark.parametrize("verb", sorted(set(penroot.commands) - {"start", "batch", "help", "manual", "completion"}))
 def test_every_option_of_a_verb_has_a_line(verb: str) -> None:
-    found = about(verb)
-    assert found
+    text = about(verb)
+    assert text
     commands = getattr(penroot.commands[verb], "commands", {"": penroot.commands[verb]})
     for command in commands.values():
         for parameter in command.params:
             if isinstance(parameter, click.Option):
                 for option in parameter.opts:
-                    assert re.search(rf"(^|[ ,]){option}\b", found, re.M), f"{verb} {option}"
+                    assert re.search(rf"(^|[ ,]){option}\b", text, re.M), f"{verb} {option}"
 
 
 @pytest.mark.parametrize("option", [*start.FLAGS, *start.VALUES, *start.feature_flags(), "--explain"])
@@ -62,7 +62,9 @@ def test_every_variable_has_a_line(variable: str) -> None:
 
 
 def test_every_hook_and_small_tool_has_a_line() -> None:
-    hooks = [hook for place in OURS for found in ("[0-9]*", "extra/[0-9]*") for hook in Path(place).glob(found)]
+    hooks = [
+        hook for directory in OURS for pattern in ("[0-9]*", "extra/[0-9]*") for hook in Path(directory).glob(pattern)
+    ]
     assert len(hooks) > 12
     for hook in hooks:
         assert re.search(rf"^{hook.stem}\b", TEXT, re.M), hook.name
@@ -74,8 +76,8 @@ def test_every_hook_and_small_tool_has_a_line() -> None:
 
 
 def section(title: str) -> str:
-    """Return the lines of a section of the page about pyxis, and all lines of the page beyond it."""
-    beyond = [line for _, found in sections("beyond") for line in found]
+    """Return the lines of a section in parity-pyxis.md, and all lines of beyond.md."""
+    beyond = [line for _, entries in sections("beyond") for line in entries]
     return "\n".join((*dict(sections("parity-pyxis"))[title], *beyond))
 
 

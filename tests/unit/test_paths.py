@@ -1,4 +1,4 @@
-"""Check paths beneath a root while other processes rename, and with FIFOs and large files."""
+"""Open paths beneath a root while other processes rename files, and refuse FIFOs and large files."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def root(tmp_path: pathlib.Path) -> Iterator[int]:
     os.close(fd)
 
 
-def test_a_fifo_is_not_waited_for(tmp_path: pathlib.Path, root: int) -> None:
+def test_fifo_is_refused_at_once(tmp_path: pathlib.Path, root: int) -> None:
     os.mkfifo(tmp_path / "passwd")
     with pytest.raises(OSError, match="not a regular file"):
         paths.read(root, "passwd")

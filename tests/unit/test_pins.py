@@ -1,4 +1,4 @@
-"""Pins in the variables of a job, in a lock file, and in the comment of a job."""
+"""Pins of images in a job's variables and in a lock file, and the image in the comment of a job."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def job(*pairs: tuple[str, str], context: str = "srun", verb: str = "check", cwd
     return Job([("verb", verb), ("context", context), ("cwd", cwd), *pairs])
 
 
-def carrying(made: Pins, *given: str, verb: str = "check") -> Job:
-    return job(("environ", f"{PINNED}={made.dumps()}"), *(("option", each) for each in given), verb=verb)
+def carrying(pins_of_job: Pins, *option_words: str, verb: str = "check") -> Job:
+    return job(("environ", f"{PINNED}={pins_of_job.dumps()}"), *(("option", word) for word in option_words), verb=verb)
 
 
-def pin_of(asked: Job, image: str) -> Pin | None:
-    return asked.pin(options.parse(asked.options, asked.environ), parse(image))
+def pin_of(request: Job, image: str) -> Pin | None:
+    return request.pin(options.parse(request.options, request.environ), parse(image))
 
 
-def pinned(asked: Job) -> str:
-    """Resolve images as sbatch or salloc do for all steps of a job."""
-    return "".join(text for _, text in step.at_submit(asked, submission.check(asked)[0]))
+def pinned(request: Job) -> str:
+    """Resolve the job's images as sbatch and salloc do for all steps. Return the text for the variable PINNED."""
+    return "".join(text for _, text in step.at_submit(request, submission.check(request)[0]))
 
 
 def remote(text: str) -> Reference:
@@ -45,7 +45,7 @@ def remote(text: str) -> Reference:
     return image
 
 
-def test_a_lock_file_names_an_image_however_it_is_written() -> None:
+def test_lock_file_pins_each_spelling_of_an_image() -> None:
     file = lockfile.parse("/x.lock", TEXT)
     for image in ("ubuntu", "docker://ubuntu:latest", "me@docker.io#library/ubuntu"):
         assert file.pin(remote(image)) == Pin(A, "/x.lock:4 locks it to", file.pin(remote(image)).hint)  # type: ignore[union-attr]
@@ -58,8 +58,8 @@ def test_a_lock_file_names_an_image_however_it_is_written() -> None:
 
 
 def test_carried_pins_are_read_back() -> None:
-    made = Pins({"reg/a:1": A, "reg/b:1": ""}, "./my lock", lockfile.parse("/a b/my lock", TEXT))
-    assert pins.loads(made.dumps()) == made
+    carried = Pins({"reg/a:1": A, "reg/b:1": ""}, "./my lock", lockfile.parse("/a b/my lock", TEXT))
+    assert pins.loads(carried.dumps()) == carried
     assert pins.loads(Pins({}).dumps()) == Pins({})
     assert pins.loads(Pins({"reg/a:1": A}).dumps()) == Pins({"reg/a:1": A})
 
@@ -71,13 +71,13 @@ def test_forged_pins_raise_no_exception() -> None:
     for _ in range(3000):
         text = "".join(chance.choice([*words, " ", " ", "\n"]) for _ in range(chance.randrange(20)))
         try:
-            found = pins.loads(text)
+            loaded = pins.loads(text)
         except PenrootError:
             continue
-        assert all(digest in ("", A) for digest in found.tags.values())
+        assert all(digest in ("", A) for digest in loaded.tags.values())
 
 
-def test_a_lock_file_of_any_text_is_no_bug() -> None:
+def test_lock_file_of_any_text_raises_only_config_errors() -> None:
     chance = random.Random(16)
     words = ["version 1\n", A, "\n", " ", "\x00", "\ufeff", *"version ubuntu # 1 @ : docker:// oci:x".split()]
     for _ in range(3000):
@@ -87,60 +87,60 @@ def test_a_lock_file_of_any_text_is_no_bug() -> None:
             assert str(e).startswith("/x:") and e.hint
 
 
-def test_a_step_has_the_digest_of_its_job() -> None:
-    made = Pins({str(parse("ubuntu")): A})
+def test_step_uses_the_digest_of_its_job() -> None:
+    pinned_images = Pins({str(parse("ubuntu")): A})
     for image in ("ubuntu", "docker://docker.io#library/ubuntu:latest"):
-        pin = pin_of(carrying(made), image)
+        pin = pin_of(carrying(pinned_images), image)
         assert pin and (pin.digest, pin.origin) == (A, "the job has pinned it to")
-    assert pin_of(carrying(made), "ubuntu:22.04") is None
-    assert pin_of(carrying(made, "container-pin=no"), "ubuntu") is None
-    assert pin_of(carrying(made), f"ubuntu@{B}") is None
-    assert pin_of(carrying(made), "oci:/ubuntu") is None
+    assert pin_of(carrying(pinned_images), "ubuntu:22.04") is None
+    assert pin_of(carrying(pinned_images, "container-pin=no"), "ubuntu") is None
+    assert pin_of(carrying(pinned_images), f"ubuntu@{B}") is None
+    assert pin_of(carrying(pinned_images), "oci:/ubuntu") is None
 
 
 def test_pin_of_srun_comes_first_on_a_node() -> None:
-    """srun has resolved the tag for all nodes of the step, also with --container-pin=no."""
-    made = Pins({str(parse("ubuntu")): A})
+    """srun resolves the tag for all nodes of the step, also with --container-pin=no."""
+    pinned_images = Pins({str(parse("ubuntu")): A})
     resolved = ("environ", f"{RESOLVED}={parse('ubuntu').uri()} {B}")
-    node = job(resolved, ("environ", f"{PINNED}={made.dumps()}"), ("option", "container-pin=no"), verb="step")
+    node = job(resolved, ("environ", f"{PINNED}={pinned_images.dumps()}"), ("option", "container-pin=no"), verb="step")
     assert pin_of(node, "ubuntu") == Pin(B)
     assert pin_of(job(resolved, verb="step"), "ubuntu") == Pin(B)
 
 
 def test_a_lock_file_is_read_once_for_a_job(tmp_path: Path) -> None:
-    """The job's text counts on every node; another file of that name is read anew."""
+    """All nodes use the text that the job carries. A file of the same name in another directory is read."""
     file = tmp_path / "x.lock"
     file.write_text(f"version 1\nubuntu {A}\n")
-    given = ("option", "container-lock=x.lock")
-    first = job(given, context="sbatch", cwd=str(tmp_path))
-    told = pinned(first)
+    option = ("option", "container-lock=x.lock")
+    first = job(option, context="sbatch", cwd=str(tmp_path))
+    text = pinned(first)
     file.write_text(f"version 1\nubuntu {B}\n")
-    carried = ("environ", f"{PINNED}={told}")
+    carried = ("environ", f"{PINNED}={text}")
     for cwd, digest in ((str(tmp_path), A), ("/", A)):
-        pin = pin_of(job(given, carried, cwd=cwd), "ubuntu")
+        pin = pin_of(job(option, carried, cwd=cwd), "ubuntu")
         assert pin and pin.digest == digest and pin.origin == f"{file}:2 locks it to"
     (tmp_path / "there").mkdir()
     (tmp_path / "there/x.lock").write_text(f"version 1\nubuntu {B}\n")
-    pin = pin_of(job(given, carried, cwd=str(tmp_path / "there")), "ubuntu")
+    pin = pin_of(job(option, carried, cwd=str(tmp_path / "there")), "ubuntu")
     assert pin and pin.digest == B
-    assert pin_of(job(given, carried, verb="step", cwd="/nowhere"), "ubuntu").digest == A  # type: ignore[union-attr]
+    assert pin_of(job(option, carried, verb="step", cwd="/nowhere"), "ubuntu").digest == A  # type: ignore[union-attr]
 
 
-def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
+def test_pins_too_large_for_a_job_are_refused(tmp_path: Path) -> None:
     (tmp_path / "x.lock").write_text("version 1\n" + "".join(f"r#i{number} {A}\n" for number in range(600)))
-    given = ("option", "container-lock=x.lock")
-    asked = job(given, context="sbatch", cwd=str(tmp_path))
-    told = pinned(asked)
-    assert 48_000 < len(told) < 64 << 10
-    before = Pins({f"reg/{'x' * 200}/i{number}:1": A for number in range(100)})  # from another component
-    asked = job(given, ("environ", f"{PINNED}={before.dumps()}"), context="sbatch", cwd=str(tmp_path))
+    option = ("option", "container-lock=x.lock")
+    request = job(option, context="sbatch", cwd=str(tmp_path))
+    text = pinned(request)
+    assert 48_000 < len(text) < 64 << 10
+    before = Pins({f"reg/{'x' * 200}/i{number}:1": A for number in range(100)})  # pins of another component of the job
+    request = job(option, ("environ", f"{PINNED}={before.dumps()}"), context="sbatch", cwd=str(tmp_path))
     with pytest.raises(UsageError, match="more than the 64 KiB that fit into the environment of a job"):
-        pinned(asked)
+        pinned(request)
 
 
 @pytest.mark.parity("digests, squashfs files")
 @pytest.mark.parametrize(
-    ("given", "context"),
+    ("option_words", "context"),
     [
         (("container-image=ubuntu",), "srun"),
         (("container-image=/x.sqsh",), "sbatch"),
@@ -150,17 +150,17 @@ def test_pins_that_fit_into_no_job_are_refused(tmp_path: Path) -> None:
         (("container-image=ubuntu", "container-pin=no"), "salloc"),
     ],
 )
-def test_without_pins_no_registry_is_contacted(given: tuple[str, ...], context: str) -> None:
-    """Otherwise there would be a warning: this host reaches no registry."""
-    asked = job(*(("option", each) for each in given), context=context)
-    assert pinned(asked) == ""
+def test_without_pins_no_registry_is_contacted(option_words: tuple[str, ...], context: str) -> None:
+    """A request to the registry would cause a warning, because this host reaches none."""
+    request = job(*(("option", word) for word in option_words), context=context)
+    assert pinned(request) == ""
 
 
 @pytest.mark.parity("--container-pin=no")
 @pytest.mark.parametrize("argument", ["pin_tags=no", "resolve_tags=no", "importer=/bin/true"])
 def test_site_can_leave_pins_to_steps(argument: str) -> None:
-    asked = job(("option", "container-image=ubuntu"), ("arg", argument), context="sbatch")
-    assert pinned(asked) == ""
+    request = job(("option", "container-image=ubuntu"), ("arg", argument), context="sbatch")
+    assert pinned(request) == ""
 
 
 @pytest.mark.parity("PYXIS_CONTAINER_PIN")
@@ -174,7 +174,7 @@ def test_words_and_images_of_the_option(text: str, pin: object) -> None:
 
 
 @pytest.mark.parametrize(
-    ("given", "why"),
+    ("option", "error"),
     [
         ("container-pin=", "needs a value"),
         ("container-pin=a,,b", "an image is empty"),
@@ -183,17 +183,17 @@ def test_words_and_images_of_the_option(text: str, pin: object) -> None:
         ("container-lock=a\nb", "control characters"),
     ],
 )
-def test_invalid_options(given: str, why: str) -> None:
-    name, _, text = given.partition("=")
-    with pytest.raises(UsageError, match=why):
+def test_invalid_options(option: str, error: str) -> None:
+    name, _, text = option.partition("=")
+    with pytest.raises(UsageError, match=error):
         options.parse([(name, text)], {})
 
 
 @pytest.mark.parametrize("image", ["/x.sqsh", "oci:/x", "A", "bcast:/x"])
 def test_container_pin_needs_a_tag(image: str) -> None:
-    asked = job(("option", f"container-pin={image}"), context="sbatch")
+    request = job(("option", f"container-pin={image}"), context="sbatch")
     with pytest.raises(UsageError, match="--container-pin="):
-        pinned(asked)
+        pinned(request)
 
 
 @pytest.mark.parity("show_image=yes")
@@ -208,7 +208,7 @@ def test_container_pin_needs_a_tag(image: str) -> None:
         ("two\nlines", f"two\nlines; image=r/a:1@{A}"),
     ],
 )
-def test_the_comment_keeps_what_the_user_has_written(before: str, after: str) -> None:
+def test_comment_keeps_the_words_of_the_user(before: str, after: str) -> None:
     assert comment.changed(before, f"r/a:1@{A}") == after
     assert comment.changed(after, f"r/a:1@{A}") == after
 
@@ -216,7 +216,7 @@ def test_the_comment_keeps_what_the_user_has_written(before: str, after: str) ->
 def test_a_comment_that_cannot_be_changed_costs_a_warning(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """scontrol fails, as without an answer from slurmctld."""
+    """squeue fails, as it does if slurmctld does not answer."""
     (tmp_path / "squeue").write_text("#!/bin/sh\necho 'squeue: error: no slurmctld' >&2\nexit 1\n")
     (tmp_path / "squeue").chmod(0o755)
     monkeypatch.setenv("PATH", str(tmp_path))

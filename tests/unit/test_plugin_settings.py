@@ -1,4 +1,4 @@
-"""The plugin's arguments in plugstack.conf."""
+"""Parse the plugin's arguments in plugstack.conf."""
 
 from __future__ import annotations
 

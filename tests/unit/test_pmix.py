@@ -1,4 +1,4 @@
-"""PMIx and root of a user namespace: a step that would hang is refused before a task starts."""
+"""PMIx in containers. A step that would hang because of root in a user namespace is refused before a task starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MUNGE = {**NATIVE, "PMIX_SECURITY_MODE": "munge,native"}
 
 
 def test_several_tasks_are_refused_without_munge() -> None:
-    """One task may be no MPI program, and steps without PMIx are not affected."""
+    """A single task may not be an MPI program, so it gets a warning. Steps without PMIx are not affected."""
     with pytest.raises(ConfigError, match="PMIX_SECURITY_MODE=native") as caught:
         pmix.check_root(NATIVE, 2)
     assert "--no-container-remap-root" in caught.value.hint and "--mpi=none" in caught.value.hint
@@ -37,11 +37,11 @@ def libraries(*names: str, search: str = "") -> pmix.Libraries:
     return pmix.Libraries(lambda path: path.rpartition("/")[2] in names, search)
 
 
-def test_libraries_are_where_the_loader_looks() -> None:
-    asked: list[str] = []
-    pmix.Libraries(lambda path: bool(asked.append(path)), "/opt/mpi/lib::/x").have("libmpi.so.40")
-    assert asked[:2] == ["/opt/mpi/lib/libmpi.so.40", "/x/libmpi.so.40"]
-    assert "/usr/lib64/libmpi.so.40" in asked
+def test_libraries_are_searched_as_by_the_loader() -> None:
+    paths: list[str] = []
+    pmix.Libraries(lambda path: bool(paths.append(path)), "/opt/mpi/lib::/x").have("libmpi.so.40")
+    assert paths[:2] == ["/opt/mpi/lib/libmpi.so.40", "/x/libmpi.so.40"]
+    assert "/usr/lib64/libmpi.so.40" in paths
 
 
 def test_credential_that_the_image_lacks_is_not_requested() -> None:
@@ -53,11 +53,11 @@ def test_credential_that_the_image_lacks_is_not_requested() -> None:
 
 
 @pytest.mark.parametrize(
-    ("offered", "taken"), [("shmem2,hash", "hash"), ("shmem2", "hash"), ("ds21,hash", None), (None, None)]
+    ("offered", "used"), [("shmem2,hash", "hash"), ("shmem2", "hash"), ("ds21,hash", None), (None, None)]
 )
-def test_memory_that_the_launcher_shares_is_not_in_the_container(offered: str | None, taken: str | None) -> None:
-    given = NATIVE if offered is None else {**NATIVE, "PMIX_GDS_MODULE": offered}
-    assert pmix.fitted(given, libraries(), remap_root=False).get("PMIX_GDS_MODULE") == taken
+def test_shared_memory_of_the_launcher_is_not_used(offered: str | None, used: str | None) -> None:
+    environ = NATIVE if offered is None else {**NATIVE, "PMIX_GDS_MODULE": offered}
+    assert pmix.fitted(environ, libraries(), remap_root=False).get("PMIX_GDS_MODULE") == used
 
 
 def test_copy_by_a_hook_differs_from_a_value_of_the_user() -> None:
@@ -70,16 +70,16 @@ def test_copy_by_a_hook_differs_from_a_value_of_the_user() -> None:
 @pytest.mark.parity("PMIx 3 and 5 in the image")
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
 def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
-    given = {**MUNGE, "PMIX_SECURITY_MODE": offered}
+    environ = {**MUNGE, "PMIX_SECURITY_MODE": offered}
     with pytest.raises(ConfigError, match=r"no libmunge\.so\.2") as caught:
-        pmix.security(given, libraries("libpmix.so.2"), remap_root=root)
+        pmix.security(environ, libraries("libpmix.so.2"), remap_root=root)
     assert ("do not become root in the container" in caught.value.hint) == root
     assert ("mpi.conf" in caught.value.hint) == (offered == "munge")
-    # Without a request for an MPI, nothing is refused.
-    assert "munge" not in str(pmix.security(given, libraries(), remap_root=root))
+    # Without a PMIx library in the image, nothing is refused.
+    assert "munge" not in str(pmix.security(environ, libraries(), remap_root=root))
 
 
-def test_mpirun_has_a_server_of_its_own_under_srun() -> None:
+def test_mpirun_under_srun_uses_another_server() -> None:
     started = {**NATIVE, "SLURM_MPI_TYPE": "none"}
     assert not pmix.used(started)
     assert pmix.used({**started, "OMPI_COMM_WORLD_RANK": "0"})

@@ -1,4 +1,4 @@
-"""Policies: their content, the subject of a scope, and the name that a signature must have."""
+"""Policies: their syntax, the scope of an image, the name that a signature must have, and files that are trusted."""
 
 from __future__ import annotations
 
@@ -67,10 +67,18 @@ def test_the_narrowest_scope_counts(uri: str, scope: str) -> None:
 
 
 def test_all_requirements_of_a_scope_count() -> None:
-    its = rule({"default": [ACCEPT, KEYED, REJECT]}, "docker://x")
-    assert [each.kind for each in its.requirements] == ["insecureAcceptAnything", "sigstoreSigned", "reject"]
-    assert [each.where for each in its.requirements] == ["P: default[0]", "P: default[1]", "P: default[2]"]
-    error = its.refusal("x")
+    matched_rule = rule({"default": [ACCEPT, KEYED, REJECT]}, "docker://x")
+    assert [requirement.kind for requirement in matched_rule.requirements] == [
+        "insecureAcceptAnything",
+        "sigstoreSigned",
+        "reject",
+    ]
+    assert [requirement.where for requirement in matched_rule.requirements] == [
+        "P: default[0]",
+        "P: default[1]",
+        "P: default[2]",
+    ]
+    error = matched_rule.refusal("x")
     assert isinstance(error, PolicyError) and str(error) == "x is rejected by P: default[2] (default)" and error.hint
 
 
@@ -101,7 +109,8 @@ def scoped(transport: str, scope: str) -> dict[str, object]:
     return {"default": [REJECT], "transports": {transport: {scope: [REJECT]}}}
 
 
-SLIPS: list[tuple[object, str]] = [
+# (policy, part of the error)
+INVALID_POLICIES: list[tuple[object, str]] = [
     ([], "P: a policy must be an object"),
     ({}, "P: the policy has no default"),
     ({"default": [ACCEPT], "x": 1}, "P: x: unknown key 'x'"),
@@ -129,15 +138,15 @@ SLIPS: list[tuple[object, str]] = [
 
 
 @pytest.mark.parity("typos in a policy")
-@pytest.mark.parametrize("document, why", SLIPS)
-def test_typo_is_reported_with_its_path(document: object, why: str) -> None:
-    with pytest.raises(ConfigError) as said:
+@pytest.mark.parametrize("document, error", INVALID_POLICIES)
+def test_typo_is_reported_with_its_path(document: object, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         read(document)
-    assert why in str(said.value) and str(said.value).startswith("P:") and said.value.hint
+    assert error in str(caught.value) and str(caught.value).startswith("P:") and caught.value.hint
 
 
 @pytest.mark.parametrize(
-    "text, why",
+    "text, error",
     [
         ("", "P:1: Expecting value"),
         ('{\n"a": 1,\n"a": 2}', "P: 'a' is a duplicate name"),
@@ -150,10 +159,10 @@ def test_typo_is_reported_with_its_path(document: object, why: str) -> None:
         ("[" * 100_000, "P: nested too deeply"),
     ],
 )
-def test_invalid_json(text: str, why: str) -> None:
-    with pytest.raises(ConfigError) as said:
+def test_invalid_json(text: str, error: str) -> None:
+    with pytest.raises(ConfigError) as caught:
         document.parse("P", text.encode())
-    assert why in str(said.value)
+    assert error in str(caught.value)
 
 
 def test_damaged_policy_is_a_clear_error(rng: random.Random) -> None:
@@ -195,7 +204,7 @@ def test_name_that_a_signature_must_have(
 
 
 @pytest.mark.parametrize("text", ["busybox:1", "library/busybox:1", "docker.io/busybox:1", "index.docker.io/busybox:1"])
-def test_names_of_docker_hub_are_one(text: str) -> None:
+def test_names_of_docker_hub_are_equal(text: str) -> None:
     assert identities.read(text) == identities.of(reference.parse("docker://busybox:1"))  # type: ignore[arg-type]
 
 
@@ -208,13 +217,13 @@ def test_names_with_ports() -> None:
 @pytest.mark.parametrize(("scope", "text"), [(name, text) for name, texts in SPELLINGS.items() for text in texts])
 def test_scope_holds_for_each_spelling_of_its_registry(scope: str, text: str) -> None:
     scope = scope.replace("registry-1.docker.io", "docker.io")
-    for written, image in ((scope, text), (text.lower(), scope)):
-        if written.startswith(("index.", "registry.hub.")):
+    for scope_of_policy, image in ((scope, text), (text.lower(), scope)):
+        if scope_of_policy.startswith(("index.", "registry.hub.")):
             continue  # the scope of Docker Hub is docker.io
         for part in ("", "/team", "/team/app:1"):
-            document = {"default": [ACCEPT], "transports": {"docker": {written + part: [REJECT]}}}
-            found = rule(document, f"docker://{image}#team/app:1")
-            assert found.refusal("x") is not None, (written, image)
+            document = {"default": [ACCEPT], "transports": {"docker": {scope_of_policy + part: [REJECT]}}}
+            matched_rule = rule(document, f"docker://{image}#team/app:1")
+            assert matched_rule.refusal("x") is not None, (scope_of_policy, image)
     if not ("." in text or ":" in text):
         return
     assert identities.read(f"{text}/team/app:1") == identities.read(f"{scope}/team/app:1")
@@ -222,8 +231,8 @@ def test_scope_holds_for_each_spelling_of_its_registry(scope: str, text: str) ->
     assert prefix.matches(identities.read(f"{scope}/team/app:1"), identities.read(f"{scope}/signed/app:1"))
 
 
-def test_scope_without_a_port_and_with_port_80_are_one() -> None:
-    """If plain HTTP is allowed, a registry without a port also has port 80."""
+def test_scope_without_a_port_includes_port_80() -> None:
+    """If plain HTTP is allowed, a registry without a port is also reached at port 80."""
     for scope, image in (("reg.site", "reg.site:80"), ("reg.site:80", "reg.site"), ("*.site", "reg.site:80")):
         document = {"default": [ACCEPT], "transports": {"docker": {scope: [REJECT]}}}
         assert rule(document, f"docker://{image}#app:1").refusal("x")
@@ -265,23 +274,25 @@ def test_policy_or_key_that_others_can_write_is_not_trusted(tmp_path: pathlib.Pa
     assert loaded
     (source,) = loaded.rule("docker", []).requirements[0].keys
     for read in (source.content, lambda: policy.load(str(path))):
-        with pytest.raises(ConfigError) as said:
+        with pytest.raises(ConfigError) as caught:
             read()
-        assert f"can be written by others (mode {mode:o})" in str(said.value) and "chmod 644" in said.value.hint
+        assert f"can be written by others (mode {mode:o})" in str(caught.value) and "chmod 644" in caught.value.hint
         put(path, path.read_bytes(), mode)
 
 
 @pytest.mark.parametrize("name", ["/dev/null", "/etc", "loop", "pipe", "/proc/self/mem", "large"])
 def test_no_hint_suggests_to_open_system_files(tmp_path: pathlib.Path, name: str) -> None:
-    """For example the shadow passwords, or a directory of the system."""
+    """A hint such as chmod 644 would be harmful for the shadow passwords or a directory of the system."""
     (tmp_path / "loop").symlink_to("loop")
     os.mkfifo(tmp_path / "pipe")
     put(tmp_path / "large", b"x" * (2 << 20))
     named = str(tmp_path / name)
     for read in (lambda: policy.load(named), lambda: policy.KeySource("P:1", named).content()):
-        with pytest.raises(ConfigError) as said:
+        with pytest.raises(ConfigError) as caught:
             read()
-        assert f"{named} " in str(said.value) and said.value.hint.startswith(("use a file of root", "use a text file"))
+        assert f"{named} " in str(caught.value) and caught.value.hint.startswith(
+            ("use a file of root", "use a text file")
+        )
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -300,7 +311,7 @@ def test_policy_or_key_of_another_user_is_not_trusted(tmp_path: pathlib.Path) ->
 
 @pytest.mark.security("S3")
 def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
-    """For example to podman's policy; a dangling link is an error, not a missing policy."""
+    """policy.json may be a link, for example to podman's policy. A dangling link is an error."""
     (tmp_path / "policy.json").symlink_to("other.json")
     with pytest.raises(ConfigError, match="is a dangling link"):
         policy.load(str(tmp_path / "policy.json"))
@@ -311,11 +322,11 @@ def test_a_policy_that_is_a_link(tmp_path: pathlib.Path) -> None:
 
 def test_a_key_within_the_policy() -> None:
     data = base64.b64encode(b"PEM").decode()
-    its = rule(requiring(keyDatas=[data, data]), "docker://x")
-    assert [key.content() for key in its.requirements[0].keys] == [b"PEM", b"PEM"]
-    with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as said:
+    matched_rule = rule(requiring(keyDatas=[data, data]), "docker://x")
+    assert [key.content() for key in matched_rule.requirements[0].keys] == [b"PEM", b"PEM"]
+    with pytest.raises(ConfigError, match="P:2: this is not UTF-8") as caught:
         policy.Policy("P", b"{\n\xff")
-    assert said.value.hint
+    assert caught.value.hint
 
 
 FULCIO = {"caPath": "/ca.pem", "oidcIssuer": "https://login.site", "subjectEmail": "me@site"}
@@ -324,16 +335,18 @@ REKOR = {"rekorPublicKeyPath": "/rekor.pub"}
 
 @pytest.mark.parity("cosign's keyless signatures")
 def test_identity_of_fulcio_is_read_with_its_log() -> None:
-    (its,) = rule(requiring(fulcio=FULCIO, **REKOR), "docker://x").requirements
-    assert its.fulcio and (its.fulcio.ca.path, its.fulcio.oidc_issuer, its.fulcio.subject_email) == tuple(
-        FULCIO.values()
-    )
-    assert [source.path for source in its.rekor] == ["/rekor.pub"] and not its.keys
+    (requirement,) = rule(requiring(fulcio=FULCIO, **REKOR), "docker://x").requirements
+    assert requirement.fulcio and (
+        requirement.fulcio.ca.path,
+        requirement.fulcio.oidc_issuer,
+        requirement.fulcio.subject_email,
+    ) == tuple(FULCIO.values())
+    assert [source.path for source in requirement.rekor] == ["/rekor.pub"] and not requirement.keys
 
 
 @pytest.mark.parity("typos in a policy")
 @pytest.mark.parametrize(
-    ("keys", "said"),
+    ("keys", "error"),
     [
         ({"fulcio": FULCIO}, "fulcio needs the key of a transparency log"),
         ({"fulcio": FULCIO, "keyPath": "/x", **REKOR}, "sigstoreSigned has keyPath and fulcio"),
@@ -347,7 +360,7 @@ def test_identity_of_fulcio_is_read_with_its_log() -> None:
         ({"keyPath": "/x", "rekorPublicKeyDatas": []}, "must be a non-empty array"),
     ],
 )
-def test_invalid_keyless_rule_is_reported(keys: dict[str, object], said: str) -> None:
+def test_invalid_keyless_rule_is_reported(keys: dict[str, object], error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         rule(requiring(**keys), "docker://x")
-    assert said in str(caught.value) and str(caught.value).startswith("P: default[0]") and caught.value.hint
+    assert error in str(caught.value) and str(caught.value).startswith("P: default[0]") and caught.value.hint

@@ -1,4 +1,4 @@
-"""Check the parser of /proc/PID/stat: proc_pid_stat(5)."""
+"""Parse /proc/PID/stat: proc_pid_stat(5)."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def test_name_with_parentheses_and_spaces(tmp_path: Path) -> None:
     with subprocess.Popen([program, "60"]) as process:
         try:
             while (stat := proc.Stat(process.pid)).comm != "a) R (b":
-                time.sleep(0.01)  # until the child has executed the program
+                time.sleep(0.01)  # wait until the child has executed the program
             assert stat.parent == os.getpid() and process.pid in proc.children(os.getpid())
             assert proc.Stat(os.getpid()).started <= stat.started
             os.kill(process.pid, signal.SIGSTOP)

@@ -1,4 +1,4 @@
-"""The progress lines of srun for the nodes of a step."""
+"""srun shows the progress of a step's nodes."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     return now
 
 
-def test_pipe_gets_a_line_now_and_then(clock: list[float]) -> None:
+def test_pipe_gets_an_occasional_line(clock: list[float]) -> None:
     read, write = os.pipe()
     display = Display(write, "ubuntu:24.04", 1_200_000_000, 4)
     for clock[0] in (100.0, 105.0, 110.0, 111.0):
@@ -44,35 +44,35 @@ def test_pipe_gets_a_line_now_and_then(clock: list[float]) -> None:
 
 
 def test_terminal_gets_one_rewritten_line(clock: list[float]) -> None:
-    ours, theirs = pty.openpty()
-    display = Display(theirs, "ubuntu\x1b[31m", 1_200_000_000, 4)
+    primary, terminal = pty.openpty()
+    display = Display(terminal, "ubuntu\x1b[31m", 1_200_000_000, 4)
     for clock[0] in (100.1, 101.5, 101.6, 101.8):
         display.show(lambda: HALF, ended=False)
     display.end()
-    os.close(theirs)
+    os.close(terminal)
     shown = ""
-    with contextlib.suppress(OSError):  # EIO: everything is read, and the other end is closed
+    with contextlib.suppress(OSError):  # EIO: the other end is closed, and everything has been read
         while True:
-            shown += os.read(ours, 65536).decode()
+            shown += os.read(primary, 65536).decode()
     assert shown.count("\r\x1b[K") == 3
     assert shown.count("ubuntu\\x1b[31m  516/1200 MB  ") == 2, shown
     assert shown.count("1/4 nodes  n7") == 2
     assert "\n" not in shown
     assert max(len(line) for line in shown.split("\r\x1b[K")) < 80
-    os.close(ours)
+    os.close(primary)
 
 
 def test_dumb_terminal_gets_no_control_sequences(clock: list[float], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "dumb")
-    ours, theirs = pty.openpty()
-    display = Display(theirs, "ubuntu", 1_200_000_000, 4)
+    primary, terminal = pty.openpty()
+    display = Display(terminal, "ubuntu", 1_200_000_000, 4)
     for clock[0] in (100.0, 105.0, 110.0):
         display.show(lambda: HALF, ended=False)
-    os.close(theirs)
-    shown = os.read(ours, 65536).decode()
+    os.close(terminal)
+    shown = os.read(primary, 65536).decode()
     assert "\x1b" not in shown
     assert shown.count("pyxis: ubuntu: ") == 1
-    os.close(ours)
+    os.close(primary)
 
 
 @pytest.mark.parametrize("width", [10, 40, 60, 80, 200])
@@ -93,5 +93,5 @@ def test_small_image_gets_only_the_last_line(clock: list[float]) -> None:
     with pytest.raises(BlockingIOError):
         os.read(read, 1)
     os.close(read)
-    display.show(lambda: ALL, ended=True)  # the reader is gone
+    display.show(lambda: ALL, ended=True)  # the pipe has no reader any more
     os.close(write)

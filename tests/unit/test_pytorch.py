@@ -1,4 +1,4 @@
-"""The first host of a node list."""
+"""Find the first host of a Slurm node list. PyTorch gets it as MASTER_ADDR."""
 
 from __future__ import annotations
 

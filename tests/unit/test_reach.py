@@ -1,4 +1,4 @@
-"""The findings of `pyxis-py check --nodes`, from the answers of the nodes."""
+"""`pyxis-py check --nodes` makes findings from the answers of the nodes."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ def answers(*done: int, apart: dict[int, str] | None = None, lost: dict[tuple[in
     return Answers(dict(enumerate(NAMES)), apart or {}, lost or {}, done=set(done))
 
 
-def lines(of: Answers, *, networks: str = "", span: str = "") -> list[str]:
-    return [f"{finding.verdict} {finding.what}" for finding in judge(of, NAMES, Firewall(networks, span))]
+def lines(answers_of_nodes: Answers, *, networks: str = "", span: str = "") -> list[str]:
+    return [f"{finding.verdict} {finding.what}" for finding in judge(answers_of_nodes, NAMES, Firewall(networks, span))]
 
 
 def test_silent_node_is_named() -> None:
-    well = "ok 3 nodes reach each other and the host of srun"
-    assert lines(answers(0, 1, 2)) == [well]
-    assert lines(answers(0, 1, 2), networks="10.0.0.0/8") == [f"{well} over 10.0.0.0/8"]
+    all_reached = "ok 3 nodes reach each other and the host of srun"
+    assert lines(answers(0, 1, 2)) == [all_reached]
+    assert lines(answers(0, 1, 2), networks="10.0.0.0/8") == [f"{all_reached} over 10.0.0.0/8"]
     assert lines(answers(0, 1)) == ["bad n3 has not finished in time"]
     silent = answers(0, 1)
     del silent.names[2]
@@ -42,13 +42,13 @@ def test_hint_names_the_port_range_of_srun() -> None:
 
 
 def test_node_without_the_library_gets_no_advice_on_ports() -> None:
-    found = Answers(
+    without_library = Answers(
         dict(enumerate(NAMES)),
         done={0, 1, 2},
         lacking={1: ("no library", "install it")},
         peer_errors={(0, 1): "no answer"},
     )
-    (finding,) = judge(found, NAMES, Firewall("", ""))
+    (finding,) = judge(without_library, NAMES, Firewall("", ""))
     assert finding.what.startswith("n2: no library: ") and finding.fix == "install it"
 
 
@@ -56,4 +56,4 @@ def test_node_without_the_library_gets_no_advice_on_ports() -> None:
 def test_only_hosts_of_the_networks_are_admitted(networks: str, admitted: bool) -> None:
     swarm = Swarm(b"", "", 2, networks)
     assert swarm.admits("192.0.2.1") is admitted
-    assert swarm.admits("127.0.0.1")  # like the seed
+    assert swarm.admits("127.0.0.1")  # the seed connects from this address

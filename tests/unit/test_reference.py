@@ -125,7 +125,7 @@ def test_rejects(text: str) -> None:
 
 
 @pytest.mark.parity("image.sqsh without ./")
-def test_file_name_as_image_says_how_to_write_a_path() -> None:
+def test_file_name_as_image_gets_a_hint() -> None:
     with pytest.raises(ImageReferenceError) as caught:
         parse("/data/image.sqsh")
     assert "./image.sqsh" in caught.value.hint
@@ -161,15 +161,15 @@ def test_registries_of_this_machine_are_local(names: list[str], local: bool) -> 
         ("podman://ubuntu", "podman://ubuntu", "ubuntu.sqsh"),
     ],
 )
-def test_images_that_are_here(text: str, canonical: str, filename: str) -> None:
-    found = parse(text, "/here")
-    assert str(found) == found.uri() == canonical and parse(canonical) == found
-    assert found.filename() == filename
+def test_local_images_and_images_of_engines(text: str, canonical: str, filename: str) -> None:
+    image = parse(text, "/here")
+    assert str(image) == image.uri() == canonical and parse(canonical) == image
+    assert image.filename() == filename
 
 
 def test_password_for_an_engine_is_refused_and_hidden() -> None:
     for scheme in ("dockerd://", "podman://"):
-        with pytest.raises(ImageReferenceError) as refused:
+        with pytest.raises(ImageReferenceError) as caught:
             parse(f"{scheme}alice:S3cret@registry.example/x")
-        assert "S3cret" not in f"{refused.value} {refused.value.hint}"
+        assert "S3cret" not in f"{caught.value} {caught.value.hint}"
         assert str(parse(f"{scheme}registry.example:5000/x@sha256:{'a' * 64}")).endswith("a" * 64)

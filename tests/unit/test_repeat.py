@@ -10,9 +10,9 @@ ROOT = Path(__file__).parents[2]
 
 def test_flaky_test_is_named_with_its_failure(tmp_path: Path) -> None:
     script = "import pathlib\ndef test_steady(): pass\ndef test_lucky():\n    pathlib.Path(__file__ + '.was').mkdir()\n"
-    (tmp_path / "test_made.py").write_text(script)  # the second time the directory exists
+    (tmp_path / "test_made.py").write_text(script)  # test_lucky fails the second time, because the directory exists
     command = [sys.executable, "-m", "tests.repeat", "--times", "2", str(tmp_path)]
-    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # the directory of the outputs
+    environ = {**os.environ, "TMPDIR": str(tmp_path)}  # the program writes its outputs there
     done = subprocess.run(command, cwd=ROOT, env=environ, capture_output=True, text=True)
     assert done.returncode == 1
     assert "| 1 | as they are | 2 | 0 | 0 | 0 |" in done.stdout

@@ -1,4 +1,4 @@
-"""Check that the output of programs is returned, and that errors quote their stderr."""
+"""Run programs: their output is returned, and errors quote their stderr."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def script(tmp_path: pathlib.Path, text: str) -> str:
     return str(path)
 
 
-def test_its_output_is_returned_or_goes_to_a_descriptor(tmp_path: pathlib.Path) -> None:
+def test_output_is_returned_or_goes_to_a_descriptor(tmp_path: pathlib.Path) -> None:
     tool = script(tmp_path, 'echo "$WORD"; echo noise >&2')
     assert Program([tool], environ={"WORD": "one"}).run() == "one\n"
     with open(tmp_path / "out", "w+b") as out:
@@ -29,7 +29,7 @@ def test_its_output_is_returned_or_goes_to_a_descriptor(tmp_path: pathlib.Path) 
 
 
 @pytest.mark.parametrize(
-    ("text", "why"),
+    ("text", "error"),
     [
         ("exit 3", "exit status 3"),
         ("echo one; exit 1", "one"),
@@ -38,11 +38,11 @@ def test_its_output_is_returned_or_goes_to_a_descriptor(tmp_path: pathlib.Path) 
         ('echo "$0: by its path" >&2; exit 1', "by its path"),
     ],
 )
-def test_error_quotes_the_program(tmp_path: pathlib.Path, text: str, why: str) -> None:
+def test_error_quotes_the_program(tmp_path: pathlib.Path, text: str, error: str) -> None:
     tool = script(tmp_path, text)
     with pytest.raises(ImageError) as caught:
         Program([tool, "-x"], error=ImageError).run()
-    assert str(caught.value) == f"{tool} failed: {why}"
+    assert str(caught.value) == f"{tool} failed: {error}"
     assert caught.value.hint == f"command: {tool} -x"
 
 
@@ -73,7 +73,7 @@ def test_program_is_prepared_and_has_a_deadline(tmp_path: pathlib.Path) -> None:
     assert "memory" in caught.value.hint
 
 
-def test_a_program_that_is_not_there_is_named(tmp_path: pathlib.Path) -> None:
+def test_missing_program_is_named(tmp_path: pathlib.Path) -> None:
     with pytest.raises(PenrootError, match="no-such is not installed") as caught:
         run.find("no-such", package="some")
     assert "package some" in caught.value.hint

@@ -1,4 +1,4 @@
-"""How steps find each other's containers."""
+"""Steps find the running containers of other steps."""
 
 from __future__ import annotations
 
@@ -39,11 +39,11 @@ def test_a_killed_helper_of_the_same_step_is_replaced(running: RunningContainers
     listener = running.listen(name, "1.0")
     assert running.others(name, "2.0") == ["1.0"]
     listener.close()
-    assert running.others(name, "2.0") == []  # and that has forgotten the container
+    assert running.others(name, "2.0") == []  # others() has also removed the record of the container
     assert not (tmp_path / "1" / "running").exists()
 
 
-def test_a_runtime_path_that_is_gone_is_said(running: RunningContainers, tmp_path: Path) -> None:
+def test_removed_runtime_path_is_reported(running: RunningContainers, tmp_path: Path) -> None:
     (tmp_path / "1").rmdir()
     with pytest.raises(PenrootError, match="the directory .* was removed"):
         running.listen("one", "1.0")
@@ -51,16 +51,16 @@ def test_a_runtime_path_that_is_gone_is_said(running: RunningContainers, tmp_pat
         running.lock("one")
 
 
-def test_a_lock_that_a_stopped_process_has_is_not_waited_for(running: RunningContainers) -> None:
-    begun, begin = os.pipe()
+def test_lock_of_a_stopped_process_is_not_waited_for(running: RunningContainers) -> None:
+    reader, writer = os.pipe()
     holder = os.fork()
     if holder == 0:
         running.lock("one")
-        os.write(begin, b"1")
+        os.write(writer, b"1")
         os.kill(os.getpid(), signal.SIGSTOP)
         os._exit(0)
     try:
-        assert os.read(begun, 1) == b"1"
+        assert os.read(reader, 1) == b"1"
         with pytest.raises(BusyError, match=f"process {holder} .* makes no progress making or removing"):
             running.lock("one")
         os.kill(holder, signal.SIGCONT)
@@ -71,10 +71,10 @@ def test_a_lock_that_a_stopped_process_has_is_not_waited_for(running: RunningCon
 
 
 def _unified() -> str:
-    """Return a writable mount of cgroup version 2, or ""."""
-    with open("/proc/self/mountinfo") as mounts:
-        found = [line.split()[4] for line in mounts if " - cgroup2 " in line]
-    return next((path for path in found if os.access(path, os.W_OK)), "")
+    """Return the path of a writable mount of cgroup version 2, or ""."""
+    with open("/proc/self/mountinfo") as mountinfo:
+        mount_points = [line.split()[4] for line in mountinfo if " - cgroup2 " in line]
+    return next((path for path in mount_points if os.access(path, os.W_OK)), "")
 
 
 @pytest.mark.skipif(os.geteuid() != 0 or not _unified(), reason="needs root, and cgroup2 mounted")
@@ -86,7 +86,7 @@ def test_a_process_in_a_frozen_group_of_version_2() -> None:
         Path(group, "cgroup.procs").write_text(str(sleeper.pid))
         assert cgroups.asleep(sleeper.pid) == ""
         Path(group, "cgroup.freeze").write_text("1")
-        until(lambda: cgroups.asleep(sleeper.pid) == "its job is suspended", "it is frozen")
+        until(lambda: cgroups.asleep(sleeper.pid) == "its job is suspended", "the group to be frozen")
     finally:
         sleeper.kill()
         sleeper.wait()

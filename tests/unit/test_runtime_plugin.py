@@ -1,6 +1,6 @@
-"""Check the source of our plugin runtime/penroot for Slurm 26.11.
+"""Check the source of the plugin runtime/penroot for Slurm 26.11.
 
-The test cannot compile it: no package has the headers.
+The test cannot compile the plugin, because no package has the headers.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ import re
 from tests.unit.test_imports import ROOT
 
 PLUGIN = (ROOT / "c_shims/runtime/penroot.c").read_text()
-SUBMIT_FUNCTIONS = {"spank_option_register", "spank_job_control_setenv"}  # called only in srun and sbatch
+SUBMIT_FUNCTIONS = {
+    "spank_option_register",
+    "spank_job_control_setenv",
+}  # functions that are called only in srun and sbatch
 
 
 def linked_spank_files() -> list[pathlib.Path]:

@@ -1,4 +1,4 @@
-"""Each promise and each table row of the security page has tests, and every attack belongs to one of them."""
+"""Each promise and each table row of the security page links to tests. Each file of attacks belongs to one of them."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ PAGE = (ROOT / "docs/explanation/security.md").read_text()
 PROMISES = PAGE.partition("## The promise")[2].partition("## What is outside of the promise")[0]
 POINTS = re.split(r"^- ", PROMISES, flags=re.M)[1:]
 ROWS = re.findall(r"^\| (?!---|request|setting).*", PAGE, flags=re.M)
-# KEY: [NAME](FILE), ...
+# Matches "KEY: [NAME](FILE), ..."
 _PROOF = re.compile(r"\b([A-Z]\d+): ((?:,? ?\[[^]]+\]\(\.\./\.\./tests/[^)]+\))+)")
 
 
 def proofs(text: str) -> dict[str, set[str]]:
-    """Return the keys in a text, each with the linked files."""
+    """Return key -> linked test files, for each key in a text."""
     return {
         key: set(re.findall(r"\(\.\./\.\./tests/(.*?)\)", links))
         for key, links in _PROOF.findall(" ".join(text.split()))
@@ -33,10 +33,12 @@ def test_a_promise_links_to_its_tests(point: str) -> None:
 @pytest.mark.parametrize("row", ROWS)
 def test_a_row_links_to_its_tests(row: str) -> None:
     proof = row.rstrip(" |").rpartition(" | ")[2]
-    assert proofs(proof) or proof.startswith(("no test; checked by reading ", "no test; tried by hand ")), proof
+    assert proofs(proof) or proof.startswith(("no test; checked by reading ", "no test; tried by hand ")), (
+        "the row has no tests, and does not say where the fact was read"
+    )
 
 
-def test_keys_are_those_of_marks_and_links_lead_to_their_tests() -> None:
+def test_keys_and_links_match_the_marks_of_tests() -> None:
     files = {key: {test.partition("::")[0] for test in tests} for key, tests in marks("security").items()}
     assert proofs(PAGE) == files
 

@@ -1,4 +1,4 @@
-"""A squashfs file that only srun's host has: errors at submission, and the transfer into the nodes' stores."""
+"""srun sends a squashfs file of its host to the nodes: errors at submission, and the transfer into the stores."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ SIZE = 5 * spool.PIECE + 12345
 
 
 def image(path: Path, number: int = 1, size: int = SIZE) -> Path:
-    """Write a file with the superblock of a squashfs file."""
+    """Write a file of random bytes behind the superblock of a squashfs file."""
     data = bytearray(random.Random(number).randbytes(size))
     data[:4], data[28:30], data[40:48] = b"hsqs", (4).to_bytes(2, "little"), size.to_bytes(8, "little")
     path.write_bytes(data)
@@ -45,7 +45,7 @@ def job(text: str, cwd: Path, *pairs: tuple[str, str], context: str = "srun") ->
     return Job([*fixed, ("option", f"container-image={text}"), *pairs])
 
 
-# -- submission
+# -- submission of a job
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_bad_bcast_path_is_refused(path: str) -> None:
         options.parse([("container-image", f"bcast:{path}")], {})
 
 
-def refusal(*arguments: object, **named: str) -> PenrootError:
+def refusal(*arguments: object, **keywords: str) -> PenrootError:
     with pytest.raises(PenrootError) as caught:
-        submission.check(job(*arguments, **named))
+        submission.check(job(*arguments, **keywords))
     assert "\n" not in str(caught.value)
     return caught.value
 
@@ -87,7 +87,7 @@ def test_unreadable_file_is_refused(tmp_path: Path) -> None:
     assert "No such file" in str(refusal("bcast:./x.sqsh", tmp_path, context="salloc"))
 
 
-def test_file_is_refused_where_srun_sends_none(tmp_path: Path) -> None:
+def test_file_is_refused_if_srun_cannot_send_it(tmp_path: Path) -> None:
     image(tmp_path / "x.sqsh")
     off = refusal("bcast:x.sqsh", tmp_path, ("arg", "swarm=no"))
     assert "swarm=no in plugstack.conf" in str(off) and "sbcast" in off.hint
@@ -104,7 +104,7 @@ def test_file_is_checked_at_submission(tmp_path: Path) -> None:
 
 @pytest.fixture(autouse=True)
 def closed() -> Iterator[None]:
-    """Close the files that srun's process keeps open until its end."""
+    """Close the files that the process of srun would keep open until its end."""
     yield
     while OPENED:
         os.close(OPENED.pop())
@@ -134,10 +134,10 @@ def test_opened_file_is_sent_after_a_rename(tmp_path: Path) -> None:
     assert not second.changed()
 
 
-def test_digest_is_noted_until_the_file_is_touched(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_digest_is_remembered_until_the_file_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = image(tmp_path / "x.sqsh")
     digest = opened(path).digest()
-    assert not (tmp_path / "enroot/swarms").exists(), "the file may be written again within the same time stamp"
+    assert not (tmp_path / "enroot/swarms").exists(), "the digest of a file changed just now must not be stored"
     monkeypatch.setattr(sent, "_SETTLED_S", -1.0)
     assert opened(path).digest() == digest
     (note,) = (tmp_path / "enroot/swarms").iterdir()
@@ -152,7 +152,7 @@ def test_digest_is_noted_until_the_file_is_touched(tmp_path: Path, monkeypatch: 
 
 
 class Srun:
-    """srun's helper process, and its answer for the nodes."""
+    """The helper process of srun, and its answer for the nodes."""
 
     def __init__(self, file: SentFile, nodes: int, **more: str) -> None:
         ours, theirs = socket.socketpair()
@@ -197,10 +197,10 @@ def settings_of(store: Path) -> settings.Settings:
 
 
 class Node:
-    """The helper of a node: a process with its own store."""
+    """The helper of a node, in a process with its own store."""
 
     def __init__(self, srun: Srun, number: int, store: Path, *, stays: bool = False) -> None:
-        """``stays``: the process lives until leave()."""
+        """Start the process. With ``stays``, it runs until leave() is called."""
         self.store, self._stays = store, stays
         environ = {
             "SLURM_NODEID": str(number),
@@ -217,7 +217,7 @@ class Node:
         result_writer.close()
 
     def _receive(self, result_writer: Connection, srun: Srun) -> None:
-        srun.socket.close()  # otherwise the test would not notice its end
+        srun.socket.close()  # with this copy of the socket open, srun's process would not notice the end of srun
         self._result_reader.close()
         try:
             invitation = step.invitation(self._job, plugin_settings.load(()))
@@ -231,7 +231,7 @@ class Node:
 
     @property
     def result(self) -> str | PenrootError:
-        """The path of the file, or the error."""
+        """Return the path of the received file, or the error."""
         assert self._result_reader.poll(60)
         result: str | PenrootError = self._result_reader.recv()
         if not self._stays:
@@ -244,8 +244,8 @@ class Node:
         assert self.process.exitcode == 0
 
 
-def left(store: Path) -> list[str]:
-    """Return the names of unfinished images."""
+def unfinished(store: Path) -> list[str]:
+    """Return the names of the unfinished images in a store."""
     return sorted(path.name for path in (store / "tmp").iterdir())
 
 
@@ -259,7 +259,7 @@ def test_nodes_get_the_file(tmp_path: Path, nodes: int) -> None:
             assert isinstance(file, str)
             assert Path(file).read_bytes() == path.read_bytes()
             assert file == f"{node.store}/images/{squashfs.checksum(str(path))}/{layout.SQUASHFS}"
-            assert left(node.store) == []
+            assert unfinished(node.store) == []
 
 
 def test_node_with_the_file_uploads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -280,46 +280,46 @@ def test_node_with_the_file_needs_no_tracker(tmp_path: Path) -> None:
     with srun(opened(path), 1) as process:
         first = Node(process, 0, store).result
     with srun(opened(path), 1) as process:
-        process.end()  # the tracker is gone
+        process.end()  # end the tracker
         assert Node(process, 0, store).result == first
 
 
 def test_received_file_is_an_image_of_the_store(tmp_path: Path) -> None:
-    path, place = image(tmp_path / "x.sqsh"), tmp_path / "n0"
+    path, store_directory = image(tmp_path / "x.sqsh"), tmp_path / "n0"
     with srun(opened(path), 1) as process:
-        assert isinstance(Node(process, 0, place).result, str)
-    store = Store(str(place))
+        assert isinstance(Node(process, 0, store_directory).result, str)
+    store = Store(str(store_directory))
     (stored,) = inventory.images(store)
     assert (stored.size, stored.names) == (SIZE, (f"bcast:{path}",))
     assert list(verify.damage(store)) == []
     with open(f"{stored.path}/{layout.SQUASHFS}", "r+b") as file:
         file.write(b"damaged")
-    (where, what), *_ = verify.damage(store)
-    assert (where, what) == (stored.path, "its image.sqsh was changed")
-    assert verify.repair(store, {where}) == []  # no registry has the file
+    (damaged_path, problem), *_ = verify.damage(store)
+    assert (damaged_path, problem) == (stored.path, "its image.sqsh was changed")
+    assert verify.repair(store, {damaged_path}) == []  # repair() can only fetch images from registries
     with srun(opened(path), 1) as process:
-        assert isinstance(Node(process, 0, place).result, str)
-    assert len(prune(store, settings_of(place), Bounds()).images) == 1
+        assert isinstance(Node(process, 0, store_directory).result, str)
+    assert len(prune(store, settings_of(store_directory), Bounds()).images) == 1
     assert inventory.images(store) == []
 
 
 def test_two_steps_of_a_node_share_the_file(tmp_path: Path) -> None:
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 1) as one, srun(opened(path), 1) as other:
-        both = [Node(process, 0, tmp_path / "n0") for process in (one, other)]
-        assert len({str(node.result) for node in both}) == 1
+        nodes = [Node(process, 0, tmp_path / "n0") for process in (one, other)]
+        assert len({str(node.result) for node in nodes}) == 1
 
 
 def failed(node: Node) -> PenrootError:
     error = node.result
     assert isinstance(error, PenrootError), error
-    assert left(node.store) == []
+    assert unfinished(node.store) == []
     assert "\n" not in str(error)
     return error
 
 
 def test_changed_file_is_reported_by_one_node(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sent, "SEED_RATE", 2 * spool.PIECE)  # bytes a second
+    monkeypatch.setattr(sent, "SEED_RATE", 2 * spool.PIECE)  # bytes per second
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 2) as process:
         nodes = [Node(process, number, tmp_path / f"n{number}") for number in range(2)]
@@ -330,14 +330,14 @@ def test_changed_file_is_reported_by_one_node(tmp_path: Path, monkeypatch: pytes
 
 
 def wait_for_first_bytes(nodes: list[Node]) -> None:
-    def begun(node: Node) -> bool:
+    def has_bytes(node: Node) -> bool:
         return any(file.read_bytes()[:4] == b"hsqs" for file in node.store.glob("tmp/*/image.sqsh"))
 
-    until(lambda: all(map(begun, nodes)), "the first bytes")
+    until(lambda: all(map(has_bytes, nodes)), "the first bytes")
 
 
 def test_file_with_a_wrong_digest_is_not_stored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The file was changed, but its size and time were not, as may happen on a network file system."""
+    """The file changes, but its size and time stay the same, which is possible on a network file system."""
     path = image(tmp_path / "x.sqsh")
     file = opened(path)
     file.digest()
@@ -377,9 +377,9 @@ def test_full_disk_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_used_port_range_is_reported(tmp_path: Path) -> None:
-    taken = socket.create_server(("", 0))
-    port = taken.getsockname()[1]
+    listener = socket.create_server(("", 0))
+    port = listener.getsockname()[1]
     with srun(opened(image(tmp_path / "x.sqsh")), 1, firstport=str(port), lastport=str(port)) as process:
         assert process.answer["resolved"].endswith(f" {REFUSED}")
         assert "srun cannot listen" in process.errors[0] and "SrunPortRange" in process.errors[1]
-    taken.close()
+    listener.close()

@@ -25,7 +25,7 @@ def conf(environ: dict[str, str], text: str, name: str = "enroot.conf") -> None:
 
 @pytest.mark.parity("XDG_* and TMPDIR: the defaults of these paths", "variables take precedence over files")
 def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
-    """An empty variable is an unset one."""
+    """An empty variable counts as unset."""
     assert settings.load(environ).cache_path == "/home/x/.cache/enroot"
     assert settings.load({**environ, "XDG_CACHE_HOME": "/c"}).cache_path == "/c/enroot"
     conf(environ, "ENROOT_DATA_PATH /data\n")
@@ -33,7 +33,7 @@ def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
 
 
 @pytest.mark.parity("enroot.conf: $(id -u)", "variables take precedence over files")
-def test_conf_beats_default_and_environment_beats_conf(environ: dict[str, str]) -> None:
+def test_precedence_of_default_conf_and_environment(environ: dict[str, str]) -> None:
     conf(environ, "# comment\n\nENROOT_DATA_PATH /data/$(id -u)/${NAME:-none}\nENROOT_REMAP_ROOT=yes\n")
     loaded = settings.load(environ)
     assert loaded.data_path == f"/data/{os.geteuid()}/none"
@@ -91,12 +91,14 @@ def test_conf_with_a_monstrous_value_is_refused(environ: dict[str, str], lines: 
 
 def test_expand_leaves_other_dollars() -> None:
     assert expand("a$b${c}$", {"b": "1", "c": "2"}) == "a12$"
-    assert expand("$USER", {}, may_be_unset=lambda _: False) == expand("$(id -un)", {})  # known without its variable
+    assert expand("$USER", {}, may_be_unset=lambda _: False) == expand(
+        "$(id -un)", {}
+    )  # $USER is known even if the variable is unset
 
 
 @pytest.mark.parity("enroot.conf: MELLANOX_*", "ENROOT_GZIP_PROGRAM")
-def test_conf_speaks_to_hooks(environ: dict[str, str]) -> None:
-    """A setting that only enroot needs is accepted, and not passed on."""
+def test_conf_has_variables_for_hooks(environ: dict[str, str]) -> None:
+    """Variables of hooks are passed on. A setting that only enroot uses is accepted, but not passed on."""
     conf(environ, "MELLANOX_VISIBLE_DEVICES all\nNVIDIA_DRIVER_CAPABILITIES=compute,video\n"
                   "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")  # fmt: skip
     loaded = settings.load(environ).replace("option", remap_root=True)
@@ -159,14 +161,14 @@ def test_misspelt_variables_are_reported() -> None:
 
 
 def test_variable_that_breaks_a_default_is_named(environ: dict[str, str]) -> None:
-    with pytest.raises(ConfigError) as e:
+    with pytest.raises(ConfigError) as caught:
         settings.load({**environ, "XDG_DATA_HOME": "here"})
-    assert "${XDG_DATA_HOME}/enroot" in e.value.hint
+    assert "${XDG_DATA_HOME}/enroot" in caught.value.hint
 
 
 @pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
 def test_precedence_of_settings_files(environ: dict[str, str], tmp_path: pathlib.Path) -> None:
-    """penroot.yaml takes precedence over enroot.conf, and the user's files over the system's."""
+    """penroot.yaml takes precedence over enroot.conf, and a file of the user over one of the system."""
     conf(environ, "ENROOT_MAX_CONNECTIONS 1\nENROOT_CONNECT_TIMEOUT 1\nENROOT_STALL_TIMEOUT 1\n")
     conf(environ, "connect_timeout: 2\nstall_timeout: 2\n", "penroot.yaml")
     conf(environ, "stall_timeout: 3\n", "penroot.yaml.d/10-site.yaml")
@@ -175,21 +177,21 @@ def test_precedence_of_settings_files(environ: dict[str, str], tmp_path: pathlib
     assert loaded.origin(SETTINGS["ENROOT_STALL_TIMEOUT"]).endswith("penroot.yaml.d/10-site.yaml:1")
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine/enroot.conf").write_text("ENROOT_STALL_TIMEOUT 4\n")
-    own = {**environ, "ENROOT_CONFIG_PATH": str(tmp_path / "mine")}
-    assert settings.load(own).stall_timeout == 4
-    assert settings.load({**own, "ENROOT_STALL_TIMEOUT": "5"}).stall_timeout == 5
+    environ_of_user = {**environ, "ENROOT_CONFIG_PATH": str(tmp_path / "mine")}
+    assert settings.load(environ_of_user).stall_timeout == 4
+    assert settings.load({**environ_of_user, "ENROOT_STALL_TIMEOUT": "5"}).stall_timeout == 5
 
 
-@pytest.mark.parametrize("place", ["enroot.conf.d", "penroot.yaml.d"])
-def test_file_in_place_of_a_directory_is_skipped(environ: dict[str, str], place: str) -> None:
-    conf(environ, "", place)
+@pytest.mark.parametrize("name", ["enroot.conf.d", "penroot.yaml.d"])
+def test_file_in_place_of_a_directory_is_skipped(environ: dict[str, str], name: str) -> None:
+    conf(environ, "", name)
     conf(environ, "ENROOT_MAX_CONNECTIONS 3\n")
     assert settings.load(environ).max_connections == 3
 
 
 @pytest.mark.parametrize("name", ["enroot.conf", "penroot.yaml", "penroot.yaml.d/10-site.yaml"])
-def test_a_file_whose_target_is_gone_is_not_an_empty_one(environ: dict[str, str], name: str) -> None:
-    """The site's settings are on a file system that is not mounted here."""
+def test_dangling_link_to_a_settings_file_is_an_error(environ: dict[str, str], name: str) -> None:
+    """The link leads to a file system that is not mounted here. The site's settings must not be ignored."""
     path = pathlib.Path(environ["ENROOT_SYSCONF_PATH"], name)
     path.parent.mkdir(exist_ok=True)
     path.symlink_to("/nowhere/site")
@@ -204,12 +206,12 @@ def test_a_home_that_ends_in_a_slash_gives_clean_paths(home: str) -> None:
 
 @pytest.mark.parametrize("setting", [setting for setting in all_settings().values() if "$" not in setting.default])
 def test_a_default_is_good(setting: Setting) -> None:
-    """load() does not check the default."""
+    """load() does not check defaults, so the test does."""
     setting.parse(setting.default)
 
 
 def test_key_of_conf_refers_to_earlier_ones(environ: dict[str, str]) -> None:
-    """The value silently became /data."""
+    """A reference to an earlier key once silently became an empty string."""
     conf(environ, "ENROOT_CACHE_PATH /big\nENROOT_DATA_PATH ${ENROOT_CACHE_PATH}/data\n")
     conf(
         environ,
@@ -227,9 +229,9 @@ def test_key_of_conf_refers_to_earlier_ones(environ: dict[str, str]) -> None:
 @pytest.mark.parametrize("word", ["${NOT_SET}", "$NOT_SET", "${ENROOT_DATA_PATH}"])
 def test_variable_that_is_not_set_is_an_error(environ: dict[str, str], word: str) -> None:
     conf(environ, f"\nENROOT_DATA_PATH {word}/data\n")
-    with pytest.raises(ConfigError, match=r"enroot\.conf:2: ENROOT_DATA_PATH: the variable \w+ is not set") as e:
+    with pytest.raises(ConfigError, match=r"enroot\.conf:2: ENROOT_DATA_PATH: the variable \w+ is not set") as caught:
         settings.load(environ)
-    assert ":-}" in str(e.value)
+    assert ":-}" in str(caught.value)
 
 
 def test_variable_of_a_job_may_be_unset_at_submit(environ: dict[str, str]) -> None:

@@ -1,4 +1,4 @@
-"""Blobs that nodes share: one node fetches, in every order of arrival."""
+"""Nodes share blobs: one node fetches a blob, in whatever order the nodes need it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DATA = b"a blob"
 BLOB = Descriptor("", "sha256:" + "a" * 64, len(DATA))
 
 
-class Place:
-    """The source of the blob. It writes a byte to ``log`` for each download."""
+class Source:
+    """The source of the blob. It appends a byte to ``log`` for each download."""
 
     def __init__(self, log: Path) -> None:
         self._log = log
@@ -45,12 +45,12 @@ class Stream:
         return data
 
 
-def read(path: Path, source: Place) -> bytes:
+def read(path: Path, source: Source) -> bytes:
     return shared.SharedBlobs(str(path)).read(source, BLOB, lambda blob: b"".join(iter(lambda: blob.read(100), b"")))
 
 
-def take(place: Path, count: int, *, user: int = -1) -> None:
-    """Let so many processes request the blob at once; all get it."""
+def take(directory: Path, count: int, *, user: int = -1) -> None:
+    """Let ``count`` processes request the blob at the same time, and check that all get it."""
     children = []
     for _ in range(count):
         child = os.fork()
@@ -59,7 +59,7 @@ def take(place: Path, count: int, *, user: int = -1) -> None:
             try:
                 if user >= 0:
                     os.setuid(user)
-                status = read(place / "shared", Place(place / "log")) != DATA
+                status = read(directory / "shared", Source(directory / "log")) != DATA
             finally:
                 os._exit(status)
         children.append(child)
@@ -67,19 +67,19 @@ def take(place: Path, count: int, *, user: int = -1) -> None:
 
 
 def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, soak: bool) -> None:
-    """Includes a process that looks just before another publishes, and locks just after."""
+    """A process may look for the blob just before another process publishes it, and lock the blob just after."""
     monkeypatch.setattr(shared, "_POLL_S", 0.0)
     for number in range(200 if soak else 15):
-        place = tmp_path / str(number)
-        place.mkdir()
-        take(place, 6)
-        assert (place / "log").read_bytes() == b"."
-        assert os.listdir(place / "shared/tmp") == []
-        assert os.listdir(place / "shared/sha256") == ["a" * 64]
+        directory = tmp_path / str(number)
+        directory.mkdir()
+        take(directory, 6)
+        assert (directory / "log").read_bytes() == b"."
+        assert os.listdir(directory / "shared/tmp") == []
+        assert os.listdir(directory / "shared/sha256") == ["a" * 64]
 
 
 def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
-    """Like a suspended job's process. Its lock counts as alive for a minute."""
+    """The process of a suspended job is stopped, for example. Its lock counts as alive for a minute."""
     (tmp_path / "log").touch()
     reader, writer = os.pipe()
     child = os.fork()
@@ -91,13 +91,13 @@ def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
             signal.pause()
             return b""
 
-        blobs.read(Place(tmp_path / "log"), BLOB, stall)
+        blobs.read(Source(tmp_path / "log"), BLOB, stall)
         os._exit(1)
     assert os.read(reader, 1) == b"!"
     try:
         os.kill(child, signal.SIGSTOP)
         began = time.monotonic()
-        assert read(tmp_path / "shared", Place(tmp_path / "log")) == DATA
+        assert read(tmp_path / "shared", Source(tmp_path / "log")) == DATA
         assert time.monotonic() - began < 30
     finally:
         os.kill(child, signal.SIGKILL)
@@ -106,52 +106,50 @@ def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
 
 @pytest.mark.clusters("Images that many jobs fetch, and a file system that all nodes see")
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
-@pytest.mark.parametrize("what", ["blob", "damaged", "closed", "lock"])
-def test_users_share_and_do_not_depend_on_each_other(what: str) -> None:
-    place = Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
+@pytest.mark.parametrize("situation", ["blob", "damaged", "closed", "lock"])
+def test_users_share_and_do_not_depend_on_each_other(situation: str) -> None:
+    directory = Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
     try:
-        for path, mode in ((place, 0o777), (place / "shared", 0o1777)):
+        for path, mode in ((directory, 0o777), (directory / "shared", 0o1777)):
             path.mkdir(exist_ok=True)
             path.chmod(mode)
-        (place / "log").touch()
-        (place / "log").chmod(0o666)
-        take(place, 1, user=27001)
-        blob = place / "shared/sha256" / ("a" * 64)
+        (directory / "log").touch()
+        (directory / "log").chmod(0o666)
+        take(directory, 1, user=27001)
+        blob = directory / "shared/sha256" / ("a" * 64)
         assert blob.stat().st_uid == 27001
-        if what == "damaged":
+        if situation == "damaged":
             blob.write_bytes(b"short")
-        elif what == "closed":
+        elif situation == "closed":
             blob.chmod(0o600)
-        elif what == "lock":
+        elif situation == "lock":
             blob.unlink()
             lock = blob.with_suffix(".lock")
             lock.write_text("node boot 1\n")
             os.chown(lock, 27001, -1)
             os.utime(lock, (1, 1))
-        take(place, 2, user=27002)
-        assert len((place / "log").read_bytes()) == {"blob": 1, "damaged": 3, "closed": 3, "lock": 3}[what]
+        take(directory, 2, user=27002)
+        assert len((directory / "log").read_bytes()) == {"blob": 1, "damaged": 3, "closed": 3, "lock": 3}[situation]
     finally:
-        shutil.rmtree(place)
+        shutil.rmtree(directory)
 
 
-def test_directories_are_open_to_others_from_the_first_moment_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_directories_are_created_open_to_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tmp_path.chmod(0o1777)
-    monkeypatch.setattr(os, "chmod", lambda *_: None)  # another node may have looked by then
+    monkeypatch.setattr(os, "chmod", lambda *_: None)  # a later chmod would be too late for another node
     umask = os.umask(0o077)
     try:
-        read(tmp_path, Place(tmp_path / "log"))
+        read(tmp_path, Source(tmp_path / "log"))
     finally:
         os.umask(umask)
     assert {(tmp_path / name).stat().st_mode & 0o7777 for name in ("sha256", "tmp")} == {0o1777}
 
 
 def test_leftovers_of_dead_processes_are_removed_by_age(tmp_path: Path) -> None:
-    left = tmp_path / "shared/tmp"
-    left.mkdir(parents=True)
+    temporary = tmp_path / "shared/tmp"
+    temporary.mkdir(parents=True)
     for name, age in (("old", 2 * 86400), ("new", 60)):
-        (left / name).write_bytes(b"part")
-        os.utime(left / name, (time.time() - age,) * 2)
+        (temporary / name).write_bytes(b"part")
+        os.utime(temporary / name, (time.time() - age,) * 2)
     take(tmp_path, 1)
-    assert os.listdir(left) == ["new"]
+    assert os.listdir(temporary) == ["new"]

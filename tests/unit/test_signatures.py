@@ -1,4 +1,4 @@
-"""Signatures: keys of each kind, payloads, and hostile replies of a registry."""
+"""Verify signatures with keys of each kind, and read signatures from hostile replies of a registry."""
 
 from __future__ import annotations
 
@@ -33,15 +33,15 @@ def source(signer: Signer) -> KeySource:
     return KeySource("P:1", data=signer.public)
 
 
-def signed(signer: Signer, reference: str = "reg.site/box:1", of: str = D) -> Signature:
-    data = payload(reference, of)
+def signed(signer: Signer, reference: str = "reg.site/box:1", signed_digest: str = D) -> Signature:
+    data = payload(reference, signed_digest)
     return Signature(data, signer.sign(data))
 
 
-def refusal(*there: Signature, keys: list[Signer], identity: str = "matchRepoDigestOrExact") -> str:
+def refusal(*candidates: Signature, keys: list[Signer], identity: str = "matchRepoDigestOrExact") -> str:
     identity_ = identities.Identity(identity)
     requirement = Requirement("sigstoreSigned", "P:1", tuple(source(key) for key in keys), identity_)
-    return verify.refusal(requirement, IMAGE, {D}, there)
+    return verify.refusal(requirement, IMAGE, {D}, candidates)
 
 
 @pytest.mark.parity("signatures of cosign and skopeo by key")
@@ -77,18 +77,18 @@ def test_missing_library_is_named_with_its_package(
         (tmp_path / "BUILD").write_text(build)
     monkeypatch.setattr("enroot_py.base.build.FILE", str(tmp_path / "BUILD"))
     signer = Signer("p256")
-    there = signed(signer)
+    signature = signed(signer)
     monkeypatch.setitem(sys.modules, "cryptography.exceptions", None)
     with pytest.raises(ConfigError, match="signatures needs the Python library cryptography") as raised:
-        refusal(there, keys=[signer])
+        refusal(signature, keys=[signer])
     assert raised.value.hint == hint
 
 
 def test_why_a_signature_is_not_good() -> None:
     signer = Signer()
     assert refusal(signed(signer, "reg.site/box:2"), keys=[signer]).startswith("its signature is for reg.site/box:2")
-    assert refusal(signed(signer, of=OTHER), keys=[signer]) == f"its signature is for {OTHER}"
-    assert refusal(signed(signer, of=OTHER), signed(Signer()), signed(signer), keys=[signer]) == ""
+    assert refusal(signed(signer, signed_digest=OTHER), keys=[signer]) == f"its signature is for {OTHER}"
+    assert refusal(signed(signer, signed_digest=OTHER), signed(Signer()), signed(signer), keys=[signer]) == ""
 
 
 @pytest.mark.parametrize(
@@ -107,13 +107,13 @@ def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
     document = json.loads(payload("reg.site/box:1", D))
     change(document)
     data = json.dumps(document).encode()
-    said = refusal(Signature(data, signer.sign(data)), keys=[signer])
-    assert said == "the signed content is not an image signature"
+    reason = refusal(Signature(data, signer.sign(data)), keys=[signer])
+    assert reason == "the signed content is not an image signature"
 
 
 @pytest.mark.parity("typos in a policy")
 @pytest.mark.parametrize(
-    "make, said, hint",
+    "make, error, hint",
     [
         ("genpkey -algorithm ed25519", "a private key, not a public key", "keep the private key secret"),
         ("req -x509 -newkey ed25519 -nodes -days 1 -subj /CN=x -keyout /dev/null", "a certificate", "x509 -pubkey"),
@@ -123,16 +123,16 @@ def test_signed_data_of_another_kind_is_no_signature(change: Any) -> None:
         ("genpkey -algorithm x25519 | openssl pkey -pubout", "is not a supported key", "Ed25519"),
     ],
 )
-def test_invalid_key_is_reported(make: str, said: str, hint: str) -> None:
+def test_invalid_key_is_reported(make: str, error: str, hint: str) -> None:
     data = subprocess.run(f"openssl {make}", shell=True, capture_output=True, check=True).stdout
-    with pytest.raises(ConfigError) as error:
+    with pytest.raises(ConfigError) as caught:
         Key(KeySource("P:3", "", data))
-    assert said in str(error.value) and str(error.value).startswith("P:3: ") and hint in error.value.hint
+    assert error in str(caught.value) and str(caught.value).startswith("P:3: ") and hint in caught.value.hint
 
 
 @pytest.mark.parity("signatures of cosign and skopeo by key")
 def test_keys_and_signatures_of_openssl(tmp_path: pathlib.Path) -> None:
-    """A key and a signature of another program."""
+    """openssl(1) makes the key and the signature."""
     data = payload("reg.site/box:1", D)
     (tmp_path / "payload").write_bytes(data)
     script = """
@@ -145,12 +145,13 @@ def test_keys_and_signatures_of_openssl(tmp_path: pathlib.Path) -> None:
     assert key.has_signed(Signature(data, (tmp_path / "signature").read_bytes()))
 
 
-def test_an_index_that_was_signed_covers_what_it_lists() -> None:
+def test_signed_index_covers_the_images_that_it_lists() -> None:
     one, two = images.busybox(), images.busybox(architecture="arm64")
     index = images.index([(one, {"os": "linux", "architecture": "amd64"})])
     assert Evidence((), index).covers(one.digest()) == {one.digest(), digest(index)}
     assert Evidence((), index).covers(two.digest()) == {two.digest()}
-    both = b'{"manifests": [{"digest": "%s"}], "layers": []}' % D.encode()  # other readers accept it as an image
+    # Other readers accept this document as an image.
+    both = b'{"manifests": [{"digest": "%s"}], "layers": []}' % D.encode()
     for wrong in (b"", b"[]", b"{", b'{"manifests": 1}', b'{"manifests": [1, {"digest": 1}]}', both):
         assert Evidence((), wrong).covers(D) == {D}
 
@@ -167,12 +168,12 @@ def test_stored_evidence_is_read_back(rng: random.Random) -> None:
 
 
 class Registry:
-    """A repository with given content; ``blobs`` by digest, ``tags`` by name."""
+    """A repository with ``blobs`` by digest and ``tags`` by name. ``requests`` lists the blobs that were requested."""
 
     def __init__(self) -> None:
         self.blobs: dict[str, bytes] = {}
         self.tags: dict[str, bytes] = {}
-        self.asked: list[str] = []
+        self.requests: list[str] = []
         self.at = 0
 
     def named(self, digest: str) -> bytes:
@@ -185,7 +186,7 @@ class Registry:
         return self.tags.get("referrers")
 
     def blob(self, descriptor: Descriptor) -> Any:
-        self.asked.append(descriptor.digest)
+        self.requests.append(descriptor.digest)
         return io.BytesIO(self.blobs[descriptor.digest])
 
     def layer(self, signature: Signature, **changes: object) -> dict[str, Any]:
@@ -207,14 +208,14 @@ SIG = D.replace(":", "-") + ".sig"
 
 
 @pytest.mark.security("S4")
-def test_the_last_signatures_are_looked_at_and_no_more() -> None:
+def test_only_the_last_signatures_are_read() -> None:
     registry, good = Registry(), signed(Signer())
     layers = [registry.layer(good)] * (3 * MAX_SIGNATURES)
-    layers[-1] = registry.layer(signed(Signer(), of=OTHER))
+    layers[-1] = registry.layer(signed(Signer(), signed_digest=OTHER))
     registry.tags[SIG] = registry.manifest(*layers)
-    found = found_in(registry)
-    assert len(found) == MAX_SIGNATURES and found[1:] == [good] * (MAX_SIGNATURES - 1)
-    assert len(registry.asked) == 2  # equal payloads once
+    read_signatures = found_in(registry)
+    assert len(read_signatures) == MAX_SIGNATURES and read_signatures[1:] == [good] * (MAX_SIGNATURES - 1)
+    assert len(registry.requests) == 2  # equal payloads are read once
 
 
 @pytest.mark.parametrize(
@@ -236,7 +237,7 @@ def test_invalid_signature_is_skipped(changes: dict[str, object]) -> None:
 
 
 def bundled(*bundles: bytes, **more: object) -> list[Signature]:
-    """Return the bundles that refer to the image."""
+    """Return the signatures in ``bundles``, which refer to the image."""
     registry = Registry()
     entries = []
     for data in bundles:
@@ -252,7 +253,7 @@ def bundled(*bundles: bytes, **more: object) -> list[Signature]:
 @pytest.mark.parity("sigstore bundles of cosign 3 with a key")
 @pytest.mark.parametrize("kind", KINDS)
 def test_bundles_of_cosign_3(kind: str) -> None:
-    """Bundles name no image, which a rule must allow; the error tells another key from another digest."""
+    """Bundles name no image, so the rule must allow this. The errors for another key and another digest differ."""
     signer, other = Signer(kind), Signer(kind)
     (good,) = bundled(bundle(signer, statement(D)))
     assert refusal(good, keys=[other, signer], identity="digestOnly") == ""
@@ -284,12 +285,12 @@ def test_bundles_of_cosign_3(kind: str) -> None:
 )
 def test_other_statements_are_no_signature(body: bytes, kind: str) -> None:
     signer = Signer()
-    (found,) = bundled(bundle(signer, body, kind))
-    said = refusal(found, keys=[signer], identity="digestOnly")
-    assert said == "the signed content is not an image signature"
+    (signature,) = bundled(bundle(signer, body, kind))
+    reason = refusal(signature, keys=[signer], identity="digestOnly")
+    assert reason == "the signed content is not an image signature"
 
 
-def test_the_length_in_what_is_signed_is_that_of_the_statement() -> None:
+def test_wrong_length_in_the_signed_data_is_refused() -> None:
     signer = Signer()
     signed = f"DSSEv1 28 {IN_TOTO} 7 ".encode() + statement(D)
     assert signatures.claim(signed) is None
@@ -303,12 +304,12 @@ def test_invalid_bundles_are_skipped(rng: random.Random) -> None:
         assert len(bundled(bad, good)) == 1
     assert bundled(good, annotations={"dev.sigstore.bundle.predicateType": "https://slsa.dev/provenance/v1"}) == []
     for _ in range(300):
-        for found in bundled(mutate(good.decode(), rng).encode("utf-8", "surrogateescape")):
-            if found.payload != bundled(good)[0].payload:
-                assert refusal(found, keys=[signer], identity="digestOnly") != ""
+        for signature in bundled(mutate(good.decode(), rng).encode("utf-8", "surrogateescape")):
+            if signature.payload != bundled(good)[0].payload:
+                assert refusal(signature, keys=[signer], identity="digestOnly") != ""
 
 
-def test_a_payload_that_is_another_is_an_error() -> None:
+def test_payload_with_another_digest_is_an_error() -> None:
     registry, good = Registry(), signed(Signer())
     registry.tags[SIG] = registry.manifest(registry.layer(good))
     registry.blobs[digest(good.payload)] = b"other"
@@ -316,7 +317,7 @@ def test_a_payload_that_is_another_is_an_error() -> None:
         list(signatures.of(registry, D))
 
 
-def test_referrers_of_this_image_alone_count() -> None:
+def test_only_referrers_of_this_image_count() -> None:
     registry, good = Registry(), signed(Signer())
     entries = []
     for subject in (D, OTHER, None):
@@ -361,18 +362,18 @@ def test_field_of_another_type_is_no_signature(kind: str) -> None:
             registry.tags[SIG] = registry.manifest(registry.layer(Signature(data, SIGNER.sign(data))))
         try:
             if kind in ("bundle", "statement"):
-                found = bundled(data if kind == "bundle" else bundle(SIGNER, data))
+                read_signatures = bundled(data if kind == "bundle" else bundle(SIGNER, data))
             else:
-                found = found_in(registry)
+                read_signatures = found_in(registry)
         except PenrootError as e:
             assert str(e)
             continue
-        for each in found:
-            refusal(each, keys=[SIGNER])  # a message, and no exception
+        for signature in read_signatures:
+            refusal(signature, keys=[SIGNER])  # returns a message, and raises no exception
 
 
 @pytest.mark.parametrize(
-    "name, again",
+    "name, duplicate",
     [
         ("docker-manifest-digest", f'"docker-manifest-digest": "{OTHER}", '),
         ("docker-reference", '"docker-reference": "other.site/x", '),
@@ -381,12 +382,12 @@ def test_field_of_another_type_is_no_signature(kind: str) -> None:
         ("optional", '"optional": {"a": 1, "a": 2}, "optional": '),
     ],
 )
-def test_key_twice_in_a_payload_is_no_signature(name: str, again: str) -> None:
-    """Two readers would see two different claims."""
+def test_key_twice_in_a_payload_is_no_signature(name: str, duplicate: str) -> None:
+    """Two readers could understand two different claims."""
     data = signed(SIGNER).payload
     assert signatures.claim(data) is not None
     twice = data.replace(
-        f'"{name}": '.encode(), f'{again}"{name}": '.encode() if name != "optional" else again.encode()
+        f'"{name}": '.encode(), f'{duplicate}"{name}": '.encode() if name != "optional" else duplicate.encode()
     )
     assert twice != data
     assert signatures.claim(twice) is None
@@ -397,7 +398,7 @@ def test_key_twice_in_a_statement_is_no_signature() -> None:
     body = statement(D)
     twice = body.replace(b'"predicateType": ', b'"predicateType": "x", "predicateType": ')
     assert twice != body
-    (found,) = bundled(bundle(SIGNER, twice))
-    assert "not an image signature" in refusal(found, keys=[SIGNER], identity="digestOnly")
+    (signature,) = bundled(bundle(SIGNER, twice))
+    assert "not an image signature" in refusal(signature, keys=[SIGNER], identity="digestOnly")
     again = bundle(SIGNER, body).replace(b'"payloadType": ', b'"payloadType": "x", "payloadType": ')
     assert bundled(again) == []

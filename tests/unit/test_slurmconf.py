@@ -1,4 +1,4 @@
-"""slurm.conf and plugstack.conf are parsed as by Slurm, and rewritten for a container."""
+"""Parse slurm.conf and plugstack.conf as Slurm does, and rewrite them for a container."""
 
 from __future__ import annotations
 
@@ -32,21 +32,21 @@ def conf(directory: pathlib.Path, text: str, **files: str) -> SlurmConf:
     ],
 )
 def test_keys_and_their_values(tmp_path: pathlib.Path, text: str, value: str) -> None:
-    it = conf(tmp_path, f"{text}\nNodeName=n1\n")
-    assert it.value("PluginDir") == value
-    changed = it.changed({"PluginDir": "/mine"})
+    slurm_conf = conf(tmp_path, f"{text}\nNodeName=n1\n")
+    assert slurm_conf.value("PluginDir") == value
+    changed = slurm_conf.changed({"PluginDir": "/mine"})
     assert changed.endswith("NodeName=n1\nPluginDir=/mine\n")
     again = conf(tmp_path, changed)
     assert again.value("PluginDir") == "/mine" and "/a" not in changed
-    assert again.value("ClusterName") == it.value("ClusterName")
+    assert again.value("ClusterName") == slurm_conf.value("ClusterName")
 
 
 @pytest.mark.parity("Slurm's configuration")
 def test_included_files(tmp_path: pathlib.Path) -> None:
     text = f"ClusterName=big\nInclude %c.nodes\ninclude {tmp_path}/more\nPartitionName=p\n"
-    it = conf(tmp_path, text, **{"big.nodes": "NodeName=n[1-9]\n", "more": "SlurmUser=slurm\n"})
-    assert it.value("SlurmUser") == "slurm" and it.is_open
-    assert it.changed({"SlurmUser": "7"}) == "ClusterName=big\nNodeName=n[1-9]\nPartitionName=p\nSlurmUser=7\n"
+    slurm_conf = conf(tmp_path, text, **{"big.nodes": "NodeName=n[1-9]\n", "more": "SlurmUser=slurm\n"})
+    assert slurm_conf.value("SlurmUser") == "slurm" and slurm_conf.is_open
+    assert slurm_conf.changed({"SlurmUser": "7"}) == "ClusterName=big\nNodeName=n[1-9]\nPartitionName=p\nSlurmUser=7\n"
     (tmp_path / "more").chmod(0o640)
     assert not SlurmConf(f"{tmp_path}/slurm.conf").is_open
 
@@ -61,14 +61,14 @@ def test_plugins(tmp_path: pathlib.Path) -> None:
         Plugin(need="optional", path="/x/b.so", words=()),
         Plugin(need="optional", path="/x/c.so", words=("one", "two")),
     ]
-    it = conf(tmp_path, "ClusterName=x\n", **{"plugstack.conf": stack})
-    assert it.plugstack == expected
+    slurm_conf = conf(tmp_path, "ClusterName=x\n", **{"plugstack.conf": stack})
+    assert slurm_conf.plugstack == expected
     assert conf(tmp_path, f"PlugStackConfig={tmp_path}/other\n", other="").plugstack == []
     assert stack_text({expected[2]: "/y/c.so"}) == "optional /y/c.so one two\n"
 
 
 @pytest.mark.parametrize(
-    ("text", "says"),
+    ("text", "error"),
     [
         ("Include slurm.conf\n", "more than 10 nested includes"),
         ("Include none.conf\n", "none.conf (named in DIRECTORY/slurm.conf): No such file"),
@@ -77,7 +77,7 @@ def test_plugins(tmp_path: pathlib.Path) -> None:
         ("PlugStackConfig=/none/stack\n", "cannot read /none/stack (named in DIRECTORY/slurm.conf)"),
     ],
 )
-def test_unreadable_files(tmp_path: pathlib.Path, text: str, says: str) -> None:
-    with pytest.raises(ConfigError, match=re.escape(says.replace("DIRECTORY", str(tmp_path)))) as caught:
+def test_unreadable_files(tmp_path: pathlib.Path, text: str, error: str) -> None:
+    with pytest.raises(ConfigError, match=re.escape(error.replace("DIRECTORY", str(tmp_path)))) as caught:
         conf(tmp_path, text)
     assert caught.value.hint

@@ -22,7 +22,7 @@ def image(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("size", [90, 96, 1000])
 def test_truncated_image_is_reported(image: Path, size: int) -> None:
-    squashfs.check(str(image))  # the file is complete
+    squashfs.check(str(image))  # the complete file is accepted
     image.write_bytes(image.read_bytes()[:size])
     with pytest.raises(ImageError, match="truncated"):
         squashfs.check(str(image))

@@ -1,4 +1,4 @@
-"""Errors of a root file system whose FUSE server has gone or whose image is damaged."""
+"""Find out why a file is missing: the FUSE server of the root file system was killed, or its image is damaged."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ ENOENT = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT))
 
 
 def failing(number: int, failed: str) -> object:
-    """Return an os function that fails with this errno for one path."""
+    """Return a replacement for a function of os. It fails with the errno ``number`` for the path ``failed``."""
 
     def call(path: str) -> list[str]:
         if path == failed:

@@ -1,4 +1,4 @@
-"""Names of jobs, resolved with squeue, and the keys for a job."""
+"""Resolve names of jobs with squeue, and make and remove the keys of a job."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ME = os.geteuid()
 
 @pytest.fixture
 def slurm(fp: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
-    """Fake programs of a Slurm with a node down, which the lab cannot have while a job runs there."""
+    """Fake the programs of Slurm. In the lab of the tests, no node can be down while a job runs on it."""
     monkeypatch.setattr(jobs, "find", lambda program, package: program)
     fp.allow_unregistered(False)
     fp.keep_last_process(True)
@@ -47,12 +47,13 @@ def test_a_node_that_is_down(slurm: Any, state: str) -> None:
 def test_an_element_of_an_array(slurm: Any) -> None:
     squeue(slurm, f"50|42_7|{ME}|RUNNING|n[1-2]|None|a|b")
     slurm.register(["sinfo", slurm.any()], stdout="mixed\n")
-    found = jobs.destination("42_7")
-    assert (found.job.number, found.job.name, found.node, found.container) == ("50", "a|b", "n1", "")
+    destination = jobs.destination("42_7")
+    assert (destination.job.number, destination.job.name) == ("50", "a|b")
+    assert (destination.node, destination.container) == ("n1", "")
 
 
 def test_job_names_of_other_users_are_not_queried(slurm: Any) -> None:
-    """With a line break, the name could look like a line about our job."""
+    """A name with a line break could look like a line about a job of this user."""
     squeue(slurm, f"42|42|{ME}|RUNNING|n1|None|")
     jobs.job("42")
     assert "%j" not in "".join(slurm.calls[-1])
@@ -64,7 +65,7 @@ def test_line_breaks_in_names(slurm: Any) -> None:
 
 
 def test_variables_that_make_squeue_show_less(tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch, fp: Any) -> None:
-    """Otherwise the keys of running jobs would be removed as if they had ended."""
+    """If squeue obeyed such variables, the keys of running jobs would be removed."""
     squeue = tmp_path / "squeue"
     squeue.write_text(f"#!/bin/sh\n[ \"$SQUEUE_STATES\" ] || echo '42|42|{ME}|RUNNING|n1|None|a'\n")
     squeue.chmod(0o755)
@@ -79,8 +80,8 @@ HOSTILE = ("x\ntouch\n.cluster", "x y.cluster", "x.cluster")
 
 @pytest.mark.parametrize("shell", ["sh", "bash"])
 @pytest.mark.parametrize("name", HOSTILE)
-def test_a_name_of_the_command_line_is_no_command_of_the_laptop(tmp_path: pathlib.Path, name: str, shell: str) -> None:
-    """ssh before 9.6 runs parts of these lines: a program of such a name would leave a file."""
+def test_host_name_is_not_run_as_a_command(tmp_path: pathlib.Path, name: str, shell: str) -> None:
+    """With ssh before 9.6, a shell runs parts of these names as commands. Such a command would leave a file."""
     (tmp_path / "home/.ssh").mkdir(parents=True)
     (tmp_path / "bin").mkdir()
     for program, does in (("ssh", 'echo "$@" > asked'), ("touch", "echo > ran"), ("y.cluster", "echo > ran")):
@@ -104,7 +105,7 @@ def test_a_name_of_several_jobs(slurm: Any) -> None:
         jobs.destination("train")
 
 
-def test_keys_are_the_users_alone_and_made_once(tmp_path: pathlib.Path) -> None:
+def test_keys_are_private_and_made_once(tmp_path: pathlib.Path) -> None:
     keys = JobKeys(str(tmp_path), "lab", "42")
     keys.make()
     first = keys.for_client()
@@ -121,7 +122,7 @@ def test_keys_are_the_users_alone_and_made_once(tmp_path: pathlib.Path) -> None:
 
 
 def test_keys_of_other_jobs_are_removed(tmp_path: pathlib.Path) -> None:
-    """Keys of other clusters stay."""
+    """Keys of the given jobs and of other clusters stay."""
     for cluster, job in (("lab", "41"), ("lab", "42"), ("lab-2", "7"), ("lab", "43")):
         JobKeys(str(tmp_path), cluster, job).make()
     (tmp_path / "ssh/.new-lab.41-x").mkdir()
@@ -130,22 +131,22 @@ def test_keys_of_other_jobs_are_removed(tmp_path: pathlib.Path) -> None:
 
 
 def test_nothing_but_keys_is_removed(tmp_path: pathlib.Path) -> None:
-    for place, stays in (("home/lab.42", True), ("ssh/papers", True), ("ssh/lab.43", True), ("ssh/lab.42", False)):
-        directory = tmp_path / place
+    for name, stays in (("home/lab.42", True), ("ssh/papers", True), ("ssh/lab.43", True), ("ssh/lab.42", False)):
+        directory = tmp_path / name
         directory.mkdir(parents=True)
         (directory / "user").touch()
         sshkeys.remove(str(directory), "42")
-        assert (directory / "user").exists() == stays, place
+        assert (directory / "user").exists() == stays, name
     (tmp_path / "ssh/lab.42").symlink_to("papers")
     sshkeys.remove(f"{tmp_path}/ssh/lab.42", "42")
     assert (tmp_path / "ssh/papers/user").exists()
 
 
-@pytest.mark.parametrize(("mode", "what"), [(0o757, "written"), (0o755, "read"), (0o711, "read")])
-def test_a_directory_that_others_see_is_refused(tmp_path: pathlib.Path, mode: int, what: str) -> None:
+@pytest.mark.parametrize(("mode", "access"), [(0o757, "written"), (0o755, "read"), (0o711, "read")])
+def test_a_directory_that_others_see_is_refused(tmp_path: pathlib.Path, mode: int, access: str) -> None:
     (tmp_path / "ssh").mkdir()
     (tmp_path / "ssh").chmod(mode)
-    with pytest.raises(PenrootError, match=rf"cannot keep keys in .*/ssh: can be {what} by others") as raised:
+    with pytest.raises(PenrootError, match=rf"cannot keep keys in .*/ssh: can be {access} by others") as raised:
         JobKeys(str(tmp_path), "lab", "42").make()
     assert raised.value.hint == f"make it private: chmod 700 {tmp_path}/ssh"
 

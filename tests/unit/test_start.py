@@ -1,4 +1,4 @@
-"""The command line of start: every option in every form in which it can be written."""
+"""Parse the command line of start: every option in every form."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_flags(option: str) -> None:
 def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:
     words = [option, ""] if form == "{} " else [form.format(option)]
     if len(option) == 2 and form == "{}=":
-        assert getattr(parsed(f"{option}="), start.VALUES[option]) == ["="]  # a value, like any other
+        assert getattr(parsed(f"{option}="), start.VALUES[option]) == ["="]  # "=" is the value of a short option
         return
     with pytest.raises(UsageError, match=f"{option} needs a value"):
         start.parse(words)
@@ -67,7 +67,7 @@ def test_empty_and_missing_values_are_mistakes(option: str, form: str) -> None:
         ),
     ],
 )
-def test_unknown_option_is_answered_with_what_was_meant(word: str, hint: str) -> None:
+def test_unknown_option_gets_a_hint(word: str, hint: str) -> None:
     with pytest.raises(UsageError, match="unknown option") as caught:
         start.parse([word, "name"])
     assert caught.value.hint.startswith(hint)
@@ -87,11 +87,11 @@ def test_two_dashes_end_the_options() -> None:
 
 
 @pytest.mark.parametrize("word", ["-h", "--help"])
-def test_help_wins_over_what_follows(word: str) -> None:
+def test_help_takes_precedence_over_later_words(word: str) -> None:
     assert start.parse([word, "--nope"]) is None
 
 
 @pytest.mark.parametrize("words", [[], ["-r"], ["--"]])
-def test_something_must_be_started(words: list[str]) -> None:
+def test_start_without_a_target_is_refused(words: list[str]) -> None:
     with pytest.raises(UsageError, match="needs a container or an image"):
         start.parse(words)

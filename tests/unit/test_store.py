@@ -1,4 +1,4 @@
-"""The store on a real file system, used by several real processes."""
+"""Use the store on a real file system, with several real processes."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_store_of_another_user_is_refused(store: Store) -> None:
         Store(store.root)
 
 
-def test_published_is_there_and_nothing_else(store: Store) -> None:
+def test_only_published_directories_are_found(store: Store) -> None:
     with pytest.raises(RuntimeError), store.build("layers", A) as build:
         os.makedirs(build.path + "/fs/d")
         raise RuntimeError
@@ -159,7 +159,7 @@ def test_waiter_for_a_maker_ignores_later_users(store: Store) -> None:
 
 
 def waiters() -> str:
-    """Return the processes that wait for a lock: proc_locks(5)."""
+    """Return the lines of /proc/locks about processes that wait for a lock: proc_locks(5)."""
     return "".join(line for line in Path("/proc/locks").read_text().splitlines(keepends=True) if "->" in line)
 
 
@@ -227,14 +227,14 @@ def test_published_image_is_free_while_its_maker_is_stopped(store: Store) -> Non
 
 
 def killed_maker(store: Store) -> None:
-    """Leave the temporary directory of a killed maker."""
+    """Start a maker and kill it, so that its temporary directory remains."""
     dead = maker(store, 600)
     assert dead.stdout is not None and dead.stdout.readline() == "making\n"
     dead.kill()
     dead.communicate()
 
 
-def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None:
+def test_sweep_removes_only_files_of_ended_makers(store: Store) -> None:
     killed_maker(store)
     os.makedirs(f"{store.root}/tmp/layers-living")
     alive = os.open(f"{store.root}/tmp/layers-living", os.O_RDONLY)
@@ -246,7 +246,7 @@ def test_sweep_removes_what_the_dead_left_and_nothing_else(store: Store) -> None
     assert temporary(store) == []
 
 
-def test_leftovers_are_not_taken_for_work(store: Store) -> None:
+def test_leftovers_of_a_killed_maker_are_not_used(store: Store) -> None:
     killed_maker(store)
     with store.build("layers", A) as build:
         assert os.listdir(build.path) == []

@@ -1,4 +1,4 @@
-"""srun resolves a tag for all nodes of a step."""
+"""srun resolves a tag for all nodes of a step, and refuses options that conflict with a container."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ DIGEST = "sha256:" + "a" * 64
 
 
 def job(image: str, *pairs: tuple[str, str], context: str = "srun", cwd: str = "/") -> Job:
-    said = [("verb", "check"), ("context", context), ("cwd", cwd), ("option", f"container-image={image}"), *pairs]
-    return Job(said)
+    facts = [("verb", "check"), ("context", context), ("cwd", cwd), ("option", f"container-image={image}"), *pairs]
+    return Job(facts)
 
 
 def resolves(job: Job) -> str:
@@ -51,7 +51,7 @@ def test_tags_of_registries_are_resolved(image: str, tag: str) -> None:
 @pytest.mark.clusters("Login nodes or nodes that reach no registry")
 @pytest.mark.parametrize("argument", ["resolve_tags=0", "importer=/bin/true"])
 def test_sites_can_disable_tag_resolution(tmp_path: Path, argument: str) -> None:
-    """Only srun resolves tags, and the name of a file is not a tag."""
+    """sbatch and salloc resolve no tag either, and the name of a file is not a tag."""
     assert resolves(job("debian", ("arg", argument))) == ""
     for context in ("sbatch", "salloc"):
         assert resolves(job("debian", context=context)) == ""
@@ -72,25 +72,26 @@ def test_password_in_an_image_is_refused(context: str, arguments: tuple[tuple[st
 
 @pytest.mark.security("H3")
 @pytest.mark.parametrize(
-    ("image", "given", "digest"),
+    ("image", "resolved_digest", "digest"),
     [
         *(("debian:12", DIGEST, DIGEST), ("docker://docker.io#library/debian:12", DIGEST, DIGEST)),
         *(("debian:13", DIGEST, ""), ("debian:12", None, "")),
         *(("debian:12", text, "") for text in ("", "sha256:../../a", DIGEST[:-1], DIGEST.upper())),
     ],
 )
-def test_a_digest_holds_for_the_image_that_it_is_of(image: str, given: str | None, digest: str) -> None:
-    resolved = [] if given is None else [("environ", f"{RESOLVED}={parse('debian:12').uri()} {given}")]
+def test_resolved_digest_counts_only_for_its_image(image: str, resolved_digest: str | None, digest: str) -> None:
+    uri = parse("debian:12").uri()
+    resolved = [] if resolved_digest is None else [("environ", f"{RESOLVED}={uri} {resolved_digest}")]
     assert job(image, *resolved).resolved(parse(image).uri()) == digest
 
 
 def test_unresolvable_tag_gives_no_digest(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing listens on port 1 of this machine."""
     monkeypatch.setenv("no_proxy", "*")
-    asked = job("127.0.0.1:1#a:b", ("environ", f"HOME={os.getcwd()}"), ("environ", "ENROOT_TRANSFER_RETRIES=0"))
-    _, wish = submission.check(asked)
+    request = job("127.0.0.1:1#a:b", ("environ", f"HOME={os.getcwd()}"), ("environ", "ENROOT_TRANSFER_RETRIES=0"))
+    _, wish = submission.check(request)
     assert wish is not None
-    assert submission.resolve(asked, wish.image) == ""
+    assert submission.resolve(request, wish.image) == ""
 
 
 @pytest.mark.parametrize(
@@ -104,7 +105,7 @@ def test_a_flag_that_no_mount_has_is_refused(flag: str, hint: str) -> None:
     submission.check(job("debian", ("option", mounts)))
 
 
-MADE = f"""
+JOB_OF_PARENT = f"""
 from pyxis_py.request.job import Job
 words = open(f"/proc/{{os.getppid()}}/cmdline").read().split(chr(0))
 program = words.index("prog") if "prog" in words else len(words)
@@ -126,13 +127,13 @@ job = Job([("verb", "check"), ("context", words[0]), ("cwd", "/"), ("optind", st
     ],
 )
 def test_steps_that_learn_the_digest_after_the_allocation(line: str, later: bool) -> None:
-    """Slurm 26.05 starts a step of srun --async before the resolution: srun then waits for the digest."""
-    assert as_child_of(line, f"{MADE}\nprint(submission.learns_later(job))") == f"{later}\n"
+    """With srun --async of Slurm 26.05, the step starts before the tag is resolved, so srun waits for the digest."""
+    assert as_child_of(line, f"{JOB_OF_PARENT}\nprint(submission.learns_later(job))") == f"{later}\n"
 
 
 WAITS = "--wait-for-children: srun and the process with the container would wait"
 CHECK = f"""
-{MADE}
+{JOB_OF_PARENT}
 from enroot_py.base.errors import UsageError
 try:
     submission.check(job)
@@ -163,11 +164,11 @@ def test_options_that_conflict_with_a_container_are_refused(line: str, why: str)
 
 
 def as_child_of(line: str, code: str) -> str:
-    """Run Python code as a child of a process with this command line, like the plugin, and return its output."""
+    """Run Python code as the child of a process with the command line ``line``, as the plugin does. Return stdout."""
     child = [sys.executable, "-c", f"import os\nfrom pyxis_py.submit import submission\n{code}"]
     words = line.split()
     start = f"import subprocess; subprocess.run({child!r}, check=True)"
-    # The words of Python are read first: -c and the code must follow the name.
+    # Python itself reads the first words, so -c and the code must follow the program's name.
     parent = subprocess.Popen(
         [words[0], "-c", start, *words[1:]], executable=sys.executable, stdout=subprocess.PIPE, text=True
     )

@@ -1,4 +1,4 @@
-"""The decisions of a swarm: after any events in any order, every living node can get every blob."""
+"""After any events in any order, the decisions of a swarm let every living node get every blob."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ SIZES = (500 << 20, 300 << 20, 10 << 20, 1 << 10)
 
 
 class SwarmState:
-    """The messages of the tracker to each node, as the nodes understand them."""
+    """The state of all nodes of a swarm, as it follows from the tracker's messages to them."""
 
     def __init__(self, nodes: int, *, seed_only: bool = False) -> None:
         self.tracker = Tracker(SIZES[:1] if seed_only else SIZES, nodes, seed_only=seed_only)
@@ -80,12 +80,12 @@ class SwarmState:
         self.receive(self.tracker.left(now, node))
 
     def finish(self, now: float, node: int) -> None:
-        """A node has every blob."""
+        """Let a node report that it has every blob."""
         self.done.add(node)
         self.receive(self.tracker.handle(now, node, Report((0,) * self.plan[node].trees, done=True)))
 
     def drained(self, now: float) -> None:
-        """All bytes of nodes that have left have arrived, and their children complain."""
+        """Let the children of nodes that have left complain, because all bytes of these nodes have arrived."""
         for node, by_tree in list(self.parents.items()):
             for tree, links in list(by_tree.items()):
                 for parent in self.draining.intersection(parent for parent, _ in links):
@@ -93,7 +93,7 @@ class SwarmState:
                     self.receive(self.tracker.handle(now, node, complaint))
 
     def wants(self, node: int, blobs: tuple[int, ...]) -> set[int]:
-        """Return which of these blobs, or of all, a node downloads."""
+        """Return the blobs that a node downloads: of ``blobs``, or of all if ``blobs`` is empty."""
         plan = self.plan[node]
         wanted = set(plan.blobs) if plan.relays else self.lacks[node]
         return (wanted & set(blobs) if blobs else wanted) - self.fetches.get(node, set())
@@ -131,7 +131,7 @@ BAD_MESSAGES = {
 class Guarded(SwarmState):
     """Five nodes: three are honest, one is bad, and the last sends nothing after the plan.
 
-    Messages of the bad node are decoded and checked as in tracker_process.py, and may end only that node.
+    Messages of the bad node are decoded and checked as in tracker_process.py. They must end at most that node.
     """
 
     def send_bad(self, now: float, message: Mapping[str, object]) -> None:
@@ -146,17 +146,17 @@ class Guarded(SwarmState):
             self.leave(now, BAD)
 
     def pass_time(self, now: float) -> float:
-        """Ticks, between which honest nodes report more and more bytes. The tracker finds the silent node stalled."""
+        """Let time pass: honest nodes report more and more bytes, and the tracker finds the silent node stalled."""
         for step in (0.1, GATHER_S, 1.0, 1.0, 1.0, 1.5, 1.5, 1.5):
             now += step
             self.receive(self.tracker.tick(now))
             for node in set(self.plan) - {BAD, SILENT_NODE}:
-                got = (int(now * (1 << 20)),) * self.plan[node].trees
-                self.receive(self.tracker.handle(now, node, Report(got, 1, node in self.done)))
+                byte_counts = (int(now * (1 << 20)),) * self.plan[node].trees
+                self.receive(self.tracker.handle(now, node, Report(byte_counts, 1, node in self.done)))
         return now
 
     def live_through(self, stage: str, messages: list[Mapping[str, object]]) -> None:
-        """Send messages of the bad node at a stage and let it leave. The others must get every blob."""
+        """Let the bad node send messages at a stage, and leave. Check that the others get every blob."""
         every, now = set(range(len(SIZES))), 100.0
         for node in (0, 1, 2, SILENT_NODE):
             self.join(now, node, every)
@@ -197,7 +197,7 @@ def test_message_of_one_member_ends_no_other(stage: str, kind: str) -> None:
         try:
             message = json.loads(data)
         except ValueError:
-            continue  # refused as JSON
+            continue  # not JSON, so it is refused earlier
         if isinstance(message, dict):
             Guarded(5).live_through(stage, [message])
 
@@ -217,24 +217,24 @@ def test_random_messages_of_one_member_end_no_other(rng: random.Random, soak: bo
     for _ in range(4_000 if soak else 500):
         messages: list[Mapping[str, object]] = []
         for _ in range(rng.randint(1, 8)):
-            got = tuple(rng.choice(numbers) for _ in range(rng.choice((0, 2, 3, 4, 4, 4, 9))))
+            byte_counts = tuple(rng.choice(numbers) for _ in range(rng.choice((0, 2, 3, 4, 4, 4, 9))))
             blobs = tuple(rng.choice(numbers[:4]) for _ in range(rng.randint(0, 5)))
-            made = rng.choice(
+            event = rng.choice(
                 [
                     Joined(("10.0.0.9", 9), blobs, tuple(rng.sample(range(4), rng.randint(0, 4)))),
-                    Report(got, rng.choice(numbers), rng.random() < 0.3, rng.choice(numbers)),
-                    Complaint(rng.choice(numbers), rng.choice(numbers), rng.random() < 0.5, got),
+                    Report(byte_counts, rng.choice(numbers), rng.random() < 0.3, rng.choice(numbers)),
+                    Complaint(rng.choice(numbers), rng.choice(numbers), rng.random() < 0.5, byte_counts),
                     Failed(blobs, rng.random() < 0.2, "why", "hint"),
                 ]
             )
             with contextlib.suppress(ValueError):
-                messages.append(json.loads(rng.choice(known)) if rng.random() < 0.3 else wire.encode(made))
+                messages.append(json.loads(rng.choice(known)) if rng.random() < 0.3 else wire.encode(event))
         Guarded(5).live_through(rng.choice(STAGES), [each for each in messages if isinstance(each, dict)])
 
 
 @pytest.mark.parametrize("nodes", [2, 3, 4, 5, 8, 33, 100])
 def test_every_node_has_a_parent_for_every_piece(nodes: int) -> None:
-    """No node uploads much more than it downloads."""
+    """Every node gets every piece from a parent, and no node uploads much more than it downloads."""
     swarm = SwarmState(nodes)
     for node in range(nodes):
         swarm.join(0.0, node, set(range(len(SIZES))))
@@ -242,10 +242,10 @@ def test_every_node_has_a_parent_for_every_piece(nodes: int) -> None:
     swarm.check()
     uploaded = dict.fromkeys(range(nodes), 0.0)
     for node, by_tree in swarm.parents.items():
-        own = swarm.fetches.get(node, set())
+        own_fetches = swarm.fetches.get(node, set())
         for links in by_tree.values():
             for parent, blobs in links:
-                wanted = set(blobs or swarm.plan[node].blobs) - own
+                wanted = set(blobs or swarm.plan[node].blobs) - own_fetches
                 uploaded[parent] += sum(SIZES[blob] for blob in wanted) / swarm.plan[node].trees
     assert max(uploaded.values()) <= 1.35 * sum(SIZES)
 
@@ -273,14 +273,14 @@ def test_living_nodes_get_all_after_random_events(seed: int) -> None:
         elif node is not None and node in swarm.plan and happens < 0.55 and node not in swarm.done:
             swarm.finish(now, node)
         elif node is not None and node in swarm.plan:
-            got = tuple(rng.randrange(1 << 28) for _ in range(swarm.plan[node].trees))
-            tree = rng.randrange(len(got))
+            byte_counts = tuple(rng.randrange(1 << 28) for _ in range(swarm.plan[node].trees))
+            tree = rng.randrange(len(byte_counts))
             parents = [parent for parent, _ in swarm.parents.get(node, {}).get(tree, [])]
             if parents and happens < 0.8:
-                complaint = Complaint(tree, rng.choice(parents), rng.random() < 0.5, got)
+                complaint = Complaint(tree, rng.choice(parents), rng.random() < 0.5, byte_counts)
                 swarm.receive(swarm.tracker.handle(now, node, complaint))
             else:
-                swarm.receive(swarm.tracker.handle(now, node, Report(got, rng.randrange(1 << 28))))
+                swarm.receive(swarm.tracker.handle(now, node, Report(byte_counts, rng.randrange(1 << 28))))
         swarm.receive(swarm.tracker.tick(now))
         if all(node in swarm.plan for node in swarm.lacks) and (nodes < 10 or rng.random() < 0.1):
             swarm.drained(now)
@@ -289,8 +289,8 @@ def test_living_nodes_get_all_after_random_events(seed: int) -> None:
     swarm.drained(now + GATHER_S)
     swarm.check()
     for node in list(swarm.lacks):
-        got = (0,) * swarm.plan[node].trees
-        swarm.receive(swarm.tracker.handle(now, node, Report(got, done=True)))
+        byte_counts = (0,) * swarm.plan[node].trees
+        swarm.receive(swarm.tracker.handle(now, node, Report(byte_counts, done=True)))
     swarm.receive(swarm.tracker.tick(now + 1))
     swarm.receive(swarm.tracker.tick(now + 2 + LINGER_S))
     assert swarm.released >= set(swarm.lacks)
@@ -302,7 +302,7 @@ def test_nodes_get_all_behind_random_firewalls(seed: int) -> None:
     nodes = rng.choice([2, 3, 4, 4, 5, 8, 20, 60])
     many = rng.choice([0.05, 0.2, 0.5, 0.9, 1.0])
     walls = {(node, other) for node in range(nodes) for other in range(nodes) if rng.random() < many}
-    if seed % 3 == 0:  # some nodes accept, or make, no connections
+    if seed % 3 == 0:  # half of the nodes accept no connections, or make none
         closed = rng.sample(range(nodes), nodes // 2)
         walls = {
             (node, other) for node in range(nodes) for other in range(nodes) if (other if seed % 2 else node) in closed
@@ -319,8 +319,8 @@ def test_nodes_get_all_behind_random_firewalls(seed: int) -> None:
         if not stuck:
             break
         node, tree, parent = rng.choice(stuck)
-        got = (0,) * swarm.plan[node].trees
-        swarm.receive(swarm.tracker.handle(0.1 * count, node, Complaint(tree, parent, False, got)))
+        byte_counts = (0,) * swarm.plan[node].trees
+        swarm.receive(swarm.tracker.handle(0.1 * count, node, Complaint(tree, parent, False, byte_counts)))
     assert not stuck
     swarm.check()
 
@@ -418,7 +418,7 @@ def test_seed_takes_blobs_of_silent_fetchers() -> None:
 
 
 def of_seed(nodes: int) -> SwarmState:
-    """Return nodes that lack a file of the tracker's host."""
+    """Return a swarm whose nodes lack a file that only the tracker's host has."""
     swarm = SwarmState(nodes, seed_only=True)
     for node in range(nodes):
         swarm.join(0.0, node, {0})
@@ -430,7 +430,7 @@ def of_seed(nodes: int) -> SwarmState:
 
 
 @pytest.mark.parametrize("nodes", [1, 2, 5, 40])
-def test_file_is_fetched_by_no_node_but_the_seed(nodes: int) -> None:
+def test_file_is_fetched_only_by_the_seed(nodes: int) -> None:
     swarm = of_seed(nodes)
     assert swarm.fetches == {SEED: {0}}
     swarm.check()
@@ -509,7 +509,7 @@ def test_slow_fetcher_hands_over_its_blobs() -> None:
 
 
 def test_fetcher_a_little_behind_keeps_its_blobs() -> None:
-    """For a small image a second request to the registry does not pay."""
+    """For a small image, a second request to the registry is not worth its cost."""
     swarm = together(6)
     before = dict(swarm.fetches)
     slow, fast = before
@@ -521,7 +521,7 @@ def test_fetcher_a_little_behind_keeps_its_blobs() -> None:
 
 
 def test_fetcher_with_a_late_start_keeps_its_blobs() -> None:
-    """Its first seconds are slow, because other nodes have filled a queue."""
+    """The first seconds of the late fetcher are slow, because other nodes have filled a queue."""
     swarm = together(2)
     before = dict(swarm.fetches)
     late, first = before
@@ -535,7 +535,7 @@ def test_fetcher_with_a_late_start_keeps_its_blobs() -> None:
 
 
 def test_fetcher_behind_a_full_link_keeps_its_blobs() -> None:
-    """Its link is full of bytes from the other fetcher, so both finish as early as possible."""
+    """The link of the slow fetcher is full of bytes from the other fetcher, so both finish as early as possible."""
     swarm = together(2)
     before = dict(swarm.fetches)
     late, first = before
@@ -580,7 +580,7 @@ def test_slow_fetcher_of_two_hands_over_its_blobs() -> None:
 @pytest.mark.parametrize("nodes", [2, 3, 8])
 @pytest.mark.parametrize("ends", [True, False])
 def test_blob_of_a_finished_node_is_drained(nodes: int, ends: bool) -> None:
-    """Its kernel goes on to send. Other nodes fetch blobs that do not arrive by this, or arrive too slowly."""
+    """The kernel of the finished node continues to send. Other nodes fetch the blobs that do not arrive in time."""
     swarm = together(nodes)
     before = {node: set(blobs) for node, blobs in swarm.fetches.items()}
     first = next(iter(before))
@@ -656,7 +656,7 @@ def test_last_peer_does_not_wait_for_one_that_left() -> None:
 
 @pytest.mark.parametrize("nodes", [6, 10_000])
 def test_stalled_fetcher_hands_over_its_blobs(nodes: int) -> None:
-    """A fetcher reports once a second in a swarm of any size; other nodes of ten thousand every ten seconds."""
+    """A fetcher reports every second in a swarm of any size. Other nodes of ten thousand report every ten seconds."""
     swarm = SwarmState(nodes)
     for node in range(6):
         swarm.join(node * 0.01, node, set(range(len(SIZES))))

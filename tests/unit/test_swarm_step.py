@@ -1,4 +1,4 @@
-"""The images for which srun offers a swarm."""
+"""srun offers a swarm only for images of registries."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from tests.unit.test_submit import DIGEST, job
 
 
 def shares(job: Job) -> bool:
-    """Check whether srun offers to be the tracker of the image."""
+    """Return whether srun offers to be the tracker of a swarm for the image."""
     wish = submission.check(job)[1]
     return bool(wish and wish.shares)
 

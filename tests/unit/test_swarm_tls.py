@@ -1,4 +1,4 @@
-"""TLS connections of a swarm, through a host that reads all bytes and may change them."""
+"""TLS connections of a swarm through a host that reads all bytes and can change them."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ WORDS = b"what nobody else may read " * 40_000
 
 
 class Wire:
-    """A host between two ends. ``change`` is applied to all bytes to the end that has connected."""
+    """A host between two ends. It applies ``change`` to the bytes for the end that has connected."""
 
     def __init__(self, port: int) -> None:
         self._port = port
@@ -55,7 +55,7 @@ class Wire:
 
 
 class Ends:
-    """Two connected ends. The accepting end sends the file when it has a message."""
+    """Two connected ends. The accepting end sends the file when it gets a message."""
 
     def __init__(self, file: int, node: int = 1) -> None:
         self.loop = Loop(Swarm(KEY, CONTEXT, 2), 0)
@@ -127,13 +127,13 @@ def test_changed_bytes_end_the_connection(file: int) -> None:
 
 def test_certificate_is_the_same_everywhere() -> None:
     """Nodes may have different libraries, but must derive the same bytes from this key."""
-    made = Identity(KEY, CONTEXT).certificate
-    assert hashlib.sha256(made).hexdigest() == "ab77e2d9b30615eb35c238094e595cf08f1750734cc2dcb6f704279daf0564ff"
-    assert made != Identity(KEY, "7.1").certificate != Identity(b"x" * 32, CONTEXT).certificate
+    certificate = Identity(KEY, CONTEXT).certificate
+    assert hashlib.sha256(certificate).hexdigest() == "ab77e2d9b30615eb35c238094e595cf08f1750734cc2dcb6f704279daf0564ff"
+    assert certificate != Identity(KEY, "7.1").certificate != Identity(b"x" * 32, CONTEXT).certificate
 
 
 def test_refusing_openssl_is_reported(tmp_path: Path) -> None:
-    """As in FIPS mode: no provider here has an algorithm with that property."""
+    """OpenSSL may refuse algorithms in FIPS mode. Here no provider has an algorithm with that property."""
     (tmp_path / "conf").write_text("openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n")
     words = "from enroot_py.features.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
     command = [sys.executable, "-c", words]
@@ -161,7 +161,7 @@ def test_false_server_gets_no_message(tmp_path: Path) -> None:
 
 @pytest.mark.security("N1")
 def test_connection_to_itself_is_refused(file: int) -> None:
-    """Both ends have the same certificate, so TLS alone does not notice."""
+    """Both ends have the same certificate, so TLS alone does not notice such a connection."""
     ends = Ends(file, node=0)
     ends.run()
     assert ends.lost and not ends.received

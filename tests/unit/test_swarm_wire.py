@@ -1,4 +1,4 @@
-"""The encoding of the messages of a swarm, and bytes that are no message."""
+"""Encode the messages of a swarm, and refuse bytes that are no message."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_value_out_of_bounds_is_refused(message: Message, field: str, value: obj
 @pytest.mark.security("N2")
 @pytest.mark.soak
 def test_random_message_is_refused_or_unchanged(rng: random.Random, soak: bool) -> None:
-    """Values of other types and out of bounds, at any depth. A message that is accepted is unchanged."""
+    """Messages have values of other types or out of bounds, at any depth. An accepted message is unchanged."""
     odd: list[object] = [None, -1, 0, 1 << 32, 1 << 70, 1.5, "", "x", "é" * 70, "::1", [], [-1], {}, True, [[1, 2]]]
     messages = [*PEERS, *TRACKERS, *OTHERS]
     kinds = [type(each) for each in messages]

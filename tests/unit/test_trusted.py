@@ -1,4 +1,4 @@
-"""Check that paths which other users could have made are refused."""
+"""Refuse paths that other users could have made."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def test_directory_that_others_can_write_is_not_trusted(tmp_path: pathlib.Path, 
         trusted.place(str(tmp_path))
 
 
-def test_a_directory_of_another_user_is_not(tmp_path: pathlib.Path) -> None:
+def test_directory_of_another_user_is_not_trusted(tmp_path: pathlib.Path) -> None:
     as_root()
     os.chown(tmp_path, OTHER, OTHER)
     with pytest.raises(PermissionError, match=f"belongs to uid {OTHER}"):
@@ -68,17 +68,17 @@ def test_a_file_is_opened_without_waiting_or_following(tmp_path: pathlib.Path) -
 
 
 def test_installed_files_are_opened_without_links_or_waiting(tmp_path: pathlib.Path) -> None:
-    """The owner of the tree stands for root. Each directory on the path is checked."""
-    place = tmp_path / "usr/lib"
-    place.mkdir(parents=True)
-    (place / "file").write_text("here")
-    with open(trusted.installed(f"{place}/file", str(tmp_path))) as file:
+    """The owner of the tree takes the part of root. Each directory on the path is checked."""
+    directory = tmp_path / "usr/lib"
+    directory.mkdir(parents=True)
+    (directory / "file").write_text("here")
+    with open(trusted.installed(f"{directory}/file", str(tmp_path))) as file:
         assert file.read() == "here"
     (tmp_path / "link").symlink_to("usr")
-    os.mkfifo(place / "fifo")
+    os.mkfifo(directory / "fifo")
     for path in ("link/lib/file", "usr/lib/fifo", "usr/lib", "usr/lib/none"):
         with pytest.raises(OSError):
             trusted.installed(f"{tmp_path}/{path}", str(tmp_path))
     (tmp_path / "usr").chmod(0o757)
     with pytest.raises(PermissionError, match=r"usr can be written by others \(mode 757\)"):
-        trusted.installed(f"{place}/file", str(tmp_path))
+        trusted.installed(f"{directory}/file", str(tmp_path))

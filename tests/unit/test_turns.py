@@ -1,4 +1,4 @@
-"""Check that one of several processes makes a file, on this node and on others."""
+"""Of several processes on this node and on others, one makes a file, and the others wait for it."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ def first(target: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def test_maker_that_stops_later_is_not_waited_for(target: Path, first: subprocess.Popen[str]) -> None:
-    """The second process sees the turn between open(2) and write(2) of the first one."""
+    """The second process sees the turn between open(2) and write(2) of the first process."""
     turn = target.parent / ".x.sqsh.turn"
     text = turn.read_text()
     turn.write_text("")
@@ -69,18 +69,18 @@ def descriptor_of(pid: int, path: Path) -> bool:
 
 
 def test_turn_of_a_successor_is_not_removed(target: Path) -> None:
-    """Another node took the turn between the check and the removal."""
+    """Another node takes the turn between the check and the removal."""
     turn = target.parent / ".x.sqsh.turn"
     with Turn(str(target)) as old:
         assert old._fd is not None
         is_at = locks.is_at
 
         def late(fd: int, path: str) -> bool:
-            here = is_at(fd, path)
+            was_there = is_at(fd, path)
             if path == str(turn):
                 turn.unlink()
                 turn.write_text("n2 boot 77\n")
-            return here
+            return was_there
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(locks, "is_at", late)
@@ -98,7 +98,7 @@ def test_turn_of_a_killed_maker_is_swept(target: Path, first: subprocess.Popen[s
 
 
 def elsewhere(target: Path) -> Path:
-    """The turn and the half-written file of a process on another node, without a lock that reaches this node."""
+    """Write the turn and the half-written file of a process on another node, whose lock this node does not see."""
     turn = target.parent / ".x.sqsh.turn"
     turn.write_text(f"n2 {linux.boot_id()} 77\n")
     (target.parent / ".x.sqsh.n2.77-0123abcd.making").write_text("half")
@@ -119,7 +119,7 @@ def test_maker_on_another_node_that_lives_is_waited_for(target: Path, monkeypatc
     assert second.communicate(timeout=60)[0] == "mine\n"
 
 
-def test_silent_maker_on_another_node_is_succeeded(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_turn_of_a_silent_maker_on_another_node_ends(target: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The next maker also removes the half-written file."""
     elsewhere(target)
     monkeypatch.setattr(turns, "_EXPIRED_AFTER_S", 1)
@@ -155,11 +155,11 @@ def test_turn_of_another_user_is_not_waited_for(target: Path, kind: str) -> None
 def test_full_disk_leaves_no_turn(tmp_path: Path) -> None:
     if os.geteuid() != 0:
         pytest.skip("only root can mount a small file system")
-    with small_filesystem(tmp_path / "full", "size=4k") as place:
-        (place / "fill").write_bytes(b"x" * 4096)
-        with Turn(str(place / "x.sqsh")) as turn:
+    with small_filesystem(tmp_path / "full", "size=4k") as directory:
+        (directory / "fill").write_bytes(b"x" * 4096)
+        with Turn(str(directory / "x.sqsh")) as turn:
             assert turn._fd is None
-        assert os.listdir(place) == ["fill"]
+        assert os.listdir(directory) == ["fill"]
 
 
 def test_turn_before_the_last_boot_is_dead(target: Path) -> None:

@@ -1,4 +1,4 @@
-"""Check the link of an installation to the current version, and the removal of old versions."""
+"""The link of an installation leads to the current version, and old versions are removed."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-MODULES = ("__init__", "filesystems", "mountinfo", "pack", "versions")  # of base
+MODULES = ("__init__", "filesystems", "mountinfo", "pack", "versions")  # a version needs these of enroot_py.base
 USE = "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.base import versions; versions.use()"
-AGES = 3600  # seconds: longer than a start, shorter than an installation
+LONG_AGO_S = 3600  # seconds: longer than a start, shorter than an installation
 
 
 class Prefix:
-    """An installation of the modules that handle its link."""
+    """An installation with only the modules that handle its link and its versions."""
 
     def __init__(self, directory: Path) -> None:
         self.link = directory / "lib/penroot"
@@ -28,11 +28,11 @@ class Prefix:
 
     def put(self, name: str) -> Path:
         """Make a version that the link does not point to yet."""
-        place = self.versions / name
-        (place / "enroot_py/base").mkdir(parents=True)
+        directory = self.versions / name
+        (directory / "enroot_py/base").mkdir(parents=True)
         for file in ("__init__.py", *(f"base/{name}.py" for name in MODULES)):
-            shutil.copy(ROOT / "enroot_py" / file, place / "enroot_py" / file)
-        return place
+            shutil.copy(ROOT / "enroot_py" / file, directory / "enroot_py" / file)
+        return directory
 
     def begin(self, name: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen([sys.executable, "-IS", "-c", USE, self.versions / name])
@@ -40,7 +40,7 @@ class Prefix:
     def use(self, name: str) -> None:
         assert self.begin(name).wait(60) == 0
 
-    def age(self, name: str, seconds: int = AGES) -> None:
+    def age(self, name: str, seconds: int = LONG_AGO_S) -> None:
         """Make a version look as if it was replaced ``seconds`` ago."""
         then = time.time() - seconds
         os.utime(self.versions / name / "in-use", (then, then))
@@ -48,9 +48,9 @@ class Prefix:
     @property
     def current(self) -> str:
         """Return the version in use, after checking that it is complete."""
-        place = Path(os.path.realpath(self.link))
-        assert (place / "enroot_py/base/filesystems.py").exists()
-        return place.name
+        directory = Path(os.path.realpath(self.link))
+        assert (directory / "enroot_py/base/filesystems.py").exists()
+        return directory.name
 
     @property
     def names(self) -> list[str]:
@@ -59,14 +59,14 @@ class Prefix:
 
 @pytest.fixture
 def prefix(tmp_path: Path) -> Prefix:
-    made = Prefix(tmp_path / "opt")
+    installation = Prefix(tmp_path / "opt")
     for name in ("1", "2", "3"):
-        made.put(name)
-    made.use("1")
-    return made
+        installation.put(name)
+    installation.use("1")
+    return installation
 
 
-def test_the_link_is_relative_so_that_all_of_it_can_be_moved(prefix: Prefix) -> None:
+def test_link_is_relative_so_an_installation_can_move(prefix: Prefix) -> None:
     prefix.use("2")
     assert os.readlink(prefix.link) == "penroot-versions/2"
     assert prefix.current == "2"
@@ -85,14 +85,14 @@ USES = {
 }
 
 
-@pytest.mark.parametrize("how", USES)
-def test_one_that_is_used_stays_and_goes_afterwards(prefix: Prefix, how: str) -> None:
-    if how == "mounted" and os.geteuid() != 0:
+@pytest.mark.parametrize("usage", USES)
+def test_version_in_use_is_removed_afterwards(prefix: Prefix, usage: str) -> None:
+    if usage == "mounted" and os.geteuid() != 0:
         pytest.skip("only root can mount")
-    place = prefix.versions / "1"
+    version = prefix.versions / "1"
     prefix.use("2")
     prefix.age("1")
-    command = [*USES[how], place if how == "mounted" else place / "enroot_py/__init__.py"]
+    command = [*USES[usage], version if usage == "mounted" else version / "enroot_py/__init__.py"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
         assert process.stdout and process.stdout.readline() == b"\n"
         prefix.use("3")
@@ -104,7 +104,7 @@ def test_one_that_is_used_stays_and_goes_afterwards(prefix: Prefix, how: str) ->
 
 
 def test_only_abandoned_versions_are_removed(prefix: Prefix) -> None:
-    """An unfinished version of a running installation stays."""
+    """The unfinished version of an installation that still runs stays."""
     prefix.use("2")
     assert "3" in prefix.names
     then = time.time() - 3 * 86400
@@ -127,7 +127,7 @@ def test_on_a_shared_file_system_only_age_counts(prefix: Prefix) -> None:
         assert is_over() == "True"
 
 
-def test_an_installation_of_before_makes_room(tmp_path: Path) -> None:
+def test_directory_of_an_old_installation_is_replaced(tmp_path: Path) -> None:
     prefix = Prefix(tmp_path)
     prefix.put("1")
     (prefix.link / "enroot_py").mkdir(parents=True)
@@ -139,7 +139,7 @@ def test_an_installation_of_before_makes_room(tmp_path: Path) -> None:
     assert prefix.names == ["1"]
 
 
-def test_two_at_once(prefix: Prefix) -> None:
+def test_simultaneous_changes_leave_one_current_version(prefix: Prefix) -> None:
     for _ in range(5):
         processes = [prefix.begin(name) for name in ("1", "2", "3")]
         assert [process.wait(60) for process in processes] == [0, 0, 0]
@@ -147,7 +147,7 @@ def test_two_at_once(prefix: Prefix) -> None:
     assert sorted(os.listdir(prefix.link.parent)) == ["penroot", "penroot-versions"]
 
 
-def test_killed_at_any_moment_the_old_or_the_new_one_is_in_use(prefix: Prefix, rng: random.Random, soak: bool) -> None:
+def test_killed_change_leaves_a_complete_version(prefix: Prefix, rng: random.Random, soak: bool) -> None:
     started = time.monotonic()
     prefix.use("1")
     longest = 1.2 * (time.monotonic() - started)

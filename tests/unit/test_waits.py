@@ -1,4 +1,4 @@
-"""Check waits for a lock of another process: the message that names the holder, and the end of the wait."""
+"""Wait for a lock of another process: a message names the holder, and the wait ends without progress."""
 
 from __future__ import annotations
 
@@ -55,9 +55,9 @@ def file(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def holder(file: Path) -> Iterator[Holder]:
-    made = Holder(file)
-    yield made
-    made.end()
+    process = Holder(file)
+    yield process
+    process.end()
 
 
 @pytest.fixture
@@ -72,9 +72,9 @@ def test_stopped_holder_is_named_with_its_job_and_ends_the_wait(
     holder: Holder, fd: int, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert waits.Watch(fd, "doing something").look() == ""
-    said = capfd.readouterr().err
-    assert f"waiting for process {holder.pid} (python" in said
-    assert " of job 4711, which is doing something\n" in said
+    stderr = capfd.readouterr().err
+    assert f"waiting for process {holder.pid} (python" in stderr
+    assert " of job 4711, which is doing something\n" in stderr
     holder.stop()
     why = waits.lock(fd, "doing something")
     assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 makes no progress" in why
@@ -87,7 +87,7 @@ def test_holder_without_progress_ends_the_wait(holder: Holder, fd: int) -> None:
     assert "made no progress doing something for 1 s" in waits.lock(fd, "doing something", stalled_after=1)
 
 
-def test_seconds_without_progress_count_however_rare_the_looks(holder: Holder, fd: int) -> None:
+def test_time_without_progress_counts_between_rare_looks(holder: Holder, fd: int) -> None:
     watch = waits.Watch(fd, "doing something", 2)
     whys = []
     for _ in range(3):
@@ -133,7 +133,7 @@ def test_alarm_of_the_caller_survives_a_wait(holder: Holder, fd: int) -> None:
 
 @pytest.mark.parametrize("kind", ["exclusive", "shared"])
 def test_store_lock_of_a_stopped_process_is_an_error(tmp_path: Path, kind: str) -> None:
-    """A pruner locks the store exclusively, importers share the lock."""
+    """A pruner locks the store exclusively. Importers share the lock."""
     store = Store(str(tmp_path / "store"), create=True)
     other = Holder(Path(store.root), kind)
     other.stop()
@@ -200,10 +200,11 @@ SCOPE = "0::/system.slice/slurmstepd.scope"
     [
         (f"{SCOPE}/job_31/step_0/user/task_0\n", b"", "31"),
         ("4:freezer:/slurm/uid_1000/job_31/step_0\n", b"", "31"),
-        (f"{SCOPE}/s5K1KKYAYG5D00/step_0/user/task_0\n", b"", "s5K1KKYAYG5D00"),  # cgroups.html of Slurm 26.05
+        # documented in cgroups.html of Slurm 26.05
+        (f"{SCOPE}/s5K1KKYAYG5D00/step_0/user/task_0\n", b"", "s5K1KKYAYG5D00"),
         (f"{SCOPE}/s5K1KKYAYG5D00/step_batch/user\n", b"A=b\0SLURM_JOB_ID=31\0", "31"),
         ("0::/system.slice/sshd.service\n", b"", ""),
-        ("0::/s5K1KKYAYG5D00U/step_0\n", b"", ""),  # too long, and no digit of a SLUID
+        ("0::/s5K1KKYAYG5D00U/step_0\n", b"", ""),  # too long for a SLUID, and U is not a digit of SLUIDs
     ],
 )
 def test_job_is_read_from_cgroups_of_every_slurm(groups: str, environ: bytes, job: str) -> None:

@@ -1,4 +1,4 @@
-"""How a text is cut at its variables: each kind of file decides what becomes of them."""
+"""Cut a text at its variables. Each kind of file decides how the variables are replaced."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from enroot_py.runtime.container_mounts import MountEntry
 )
 def test_text_is_cut_at_its_variables(text: str, pieces: list[tuple[str, str, str | None, str]]) -> None:
     assert list(cut(text)) == pieces
-    assert "".join(written + after for written, _, _, after in cut(text)) == text
+    assert "".join(variable + after for variable, _, _, after in cut(text)) == text
 
 
 def test_backslash_of_a_value_keeps_no_dollar() -> None:

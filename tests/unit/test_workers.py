@@ -1,4 +1,4 @@
-"""Check tasks in forked processes: outcomes, and signals that arrive at any moment."""
+"""Run tasks in forked processes: their outcomes, and signals that arrive at any moment."""
 
 from __future__ import annotations
 
