@@ -22,7 +22,7 @@ LEAVES = "echo begun; setsid sleep 1234 & sleep 0.1; exit 7"
 
 
 @pytest.fixture(autouse=True)
-def nothing_left(user: User) -> Iterator[None]:
+def kill_the_rest(user: User) -> Iterator[None]:
     """After each test, kill the remaining processes of the user."""
     yield
     for pid in processes(user):
