@@ -1,7 +1,8 @@
 #!/bin/bash
 # Run a configuration script and its functions, in the order of enroot(1): environ, hooks.d, hooks, mounts.
-# Between the functions this process stops, and penroot does its part. The output goes to files, and so does
-# the text of the function rc, which replaces /etc/rc.
+# Between the functions this process stops, and penroot does its part. The output of environ goes to ENROOT_ENVIRON,
+# the output of mounts to a file, and the output of hooks is discarded. The body of a function rc goes to a file, which
+# penroot uses in place of /etc/rc.
 # Arguments: the script, the directory of the output files, the command of the container.
 set -euo pipefail
 shopt -s lastpipe

@@ -98,5 +98,5 @@ def _is_gone(directory: str) -> bool:
 def existing(path: str) -> str:
     """Return ``path`` or its nearest existing parent."""
     while not os.path.exists(path):
-        path = os.path.dirname(path) or "/"
+        path = os.path.dirname(path) or "."
     return path

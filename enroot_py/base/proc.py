@@ -1,4 +1,4 @@
-"""Read state and children of a process: proc_pid_stat(5), proc_pid_task(5)."""
+"""Read state and children of a process: proc_pid_stat(5), proc_tid_children(5)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,10 @@ def look(pid: int) -> Stat | None:
 
 
 def children(pid: int) -> list[int]:
-    """Return the children of the first thread of a process, or [] if the process has ended."""
+    """Return the children of the first thread of a process, or [] if the process has ended.
+
+    A child may be missing while another one ends.
+    """
     try:
         with Fd(os.open(f"/proc/{pid}/task/{pid}/children", os.O_RDONLY | os.O_CLOEXEC)) as fd:
             return [int(child) for child in fd.content().split()]

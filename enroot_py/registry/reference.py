@@ -65,7 +65,7 @@ class Reference(Frozen):
         return f"/v2/{self.repository}/manifests/{digest or self.digest or self.tag}"
 
     def uri(self) -> str:
-        """Return the URI for enroot's record of provenance. parse() accepts it."""
+        """Return a URI that parse() accepts. enroot writes it into the image's /etc/rc: # enroot-provenance."""
         user = f"{self.user}@" if self.user else ""
         end = f"@{self.digest}" if self.digest else f":{self.tag}"
         return f"{DOCKER}{user}{self.registry}#{self.repository}{end}"
@@ -87,7 +87,7 @@ class LocalImage:
 
     __slots__ = ("scheme", "place", "name")
 
-    digest = ""  # unlike a Reference, a local image has no digest in its name
+    digest = ""  # unlike a Reference, a local image has no field for a digest
 
     def __init__(self, scheme: str, place: str, name: str = "") -> None:
         self.scheme = scheme
@@ -123,7 +123,7 @@ def is_uri(text: str) -> bool:
 
 
 def is_tagged(text: str) -> bool:
-    """Return whether a text is a reference without ``docker://`` that has a tag or a digest, such as debian:12."""
+    """Return whether a text may be a reference that has a tag or a digest, such as debian:12."""
     if text.startswith(("/", ".", "~")) or ":" not in text.rpartition("/")[2]:
         return False
     try:
@@ -192,7 +192,7 @@ def _parse_remote(text: str) -> Reference:
             f"{text}: unknown scheme {before}://",
             hint=f"use {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}",
         )
-    if whole.startswith("docker:/") and not separator:  # else "docker" would be the user, "/USER:PASSWORD" the password
+    if whole.startswith("docker:/") and not separator:  # docker:/USER:PASSWORD@IMAGE is no login of the user "docker"
         raise ImageReferenceError(f"{text}: the scheme is docker://, with two slashes", hint=_FORM)
     rest, digest = _split_digest(text, whole.removeprefix(DOCKER))
     rest, user, secret = _split_login(text, rest)
@@ -262,7 +262,7 @@ def _split_login(text: str, rest: str) -> tuple[str, str, str]:
     port, path, _ = password.partition("/")
     if at and not user or any(c in user for c in " /#\t\n") or path and port.isdecimal():
         raise ImageReferenceError(f"{text}: bad user {user!r}", hint=_FORM)
-    if "#" in password and "@" in password:  # USER:PASSWORD@REGISTRY#IMAGE@TAG: "TAG" would be the registry
+    if "#" in password and "@" in password:  # USER:PASSWORD@REGISTRY#IMAGE@TAG: TAG would be the image
         raise ImageReferenceError("the reference has two '@'", hint=f"write the tag after a colon: {_FORM}")
     if not password.isprintable():
         raise ImageReferenceError(f"{text}: the password has control characters", hint=_FORM)

@@ -66,7 +66,7 @@ def find_slurm(prefix: str | None) -> str:
 
 
 def check_for_users(path: str, purpose: str) -> None:
-    """Raise ConfigError unless every user can read ``path``, because a job runs it as the job's user."""
+    """Raise ConfigError if ordinary users cannot read or enter ``path``: a job runs it as the job's user."""
     if not os.path.exists(path):
         raise ConfigError(f"{purpose} {path} does not exist")
     at = os.path.realpath(path)
@@ -87,7 +87,9 @@ def build(output: str, *, python: str, library: str, include: str) -> None:
     """
     for path, purpose in ((python, "the interpreter"), (library, "the packages' directory")):
         if not os.path.isabs(path) or any(c in path for c in "\"'\\\n"):
-            raise ConfigError(f"{purpose} {path}: not an absolute path without quotes, backslashes and line breaks")
+            raise ConfigError(
+                f"{purpose} {path}: must be an absolute path, and have no quotes, backslashes or line breaks"
+            )
         check_for_users(path, purpose)
     compile_plugin(output, include, f'-DPENROOT_PYTHON="{python}"', f'-DPENROOT_LIB="{library}"')
 
@@ -186,7 +188,7 @@ def _take_prebuilt(library: str, python: str) -> str | None:
 
 
 def _compile_modules() -> None:
-    """Compile the Python modules of an unpacked archive, if no user with write permission has run it yet."""
+    """Compile the modules of an unpacked release archive for this Python, if that was not done before."""
     if os.path.exists(pack.MODULES) and not os.path.exists(pack.PACK):
         from enroot_py.base import packing
 
@@ -199,8 +201,10 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> b
         plugstack.configure_sent(main, plugin, arguments)
         log.info(f"loaded by {main}, which slurmctld sends to nodes: run scontrol reconfigure when all have {plugin}")
     elif plugstack.reads(main, directory) or not plugstack.is_copy(main):
-        log.info(f"loaded by {plugstack.configure(directory, plugin, arguments)}")
-        if not plugstack.reads(main, directory):
+        file = plugstack.configure(directory, plugin, arguments)
+        is_read = plugstack.reads(main, directory)
+        log.info(f"loaded by {file}" if is_read else f"wrote {file}")
+        if not is_read:
             problem = "does not include that file" if os.path.exists(main) else "does not exist"
             log.error(f"{main} {problem}: Slurm does not load the plugin yet")
             log.hint(f"add the line to {main}: include {os.path.abspath(directory)}/*")
@@ -215,12 +219,14 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> b
 
 @commands.command("check")
 @click.option("--plugstack", metavar="FILE", help="plugstack.conf to check (default: the one that Slurm reads).")
-@click.option("--nodes", metavar="LIST", help="Only test the connections between these nodes and this host.")
+@click.option(
+    "--nodes", metavar="LIST", help="Only test whether these nodes can connect to each other and to this host."
+)
 def check_command(plugstack: str | None, nodes: str | None) -> None:
     """Check whether this node can run container steps.
 
-    Prints a fix for each problem, and exits with 1 if there is any. With --nodes, a step on these nodes tests the
-    connections by which nodes share an image, within swarm_network and SrunPortRange.
+    Prints a fix for each problem, and exits with 1 if there is any. With --nodes, a step on these nodes tries the
+    connections by which nodes share an image, in the networks of swarm_network and, on this host, at SrunPortRange.
     """
     from enroot_py.cli.findings import report
     from pyxis_py.admin import check
@@ -247,7 +253,7 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     for path in removed:
         log.info(f"removed {path}")
     if removed and plugstack.is_sent(main):
-        log.hint("scontrol reconfigure: the nodes have a copy of plugstack.conf")
+        log.hint("run scontrol reconfigure: the nodes still have the old copy of plugstack.conf")
     if not removed:
         log.info(f"nothing to remove: no file in {plugstack_dir} loads {plugin}, which does not exist")
 

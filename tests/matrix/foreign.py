@@ -22,13 +22,14 @@ from .roots import CHECKOUT, PROJECT, MatrixError, Root, mirror, output, place_o
 # Debian's name of an architecture -> its name in uname(2).
 MACHINES = {"arm64": "aarch64"}
 MASK = r"\xff" * 7 + r"\x00" + r"\xff" * 8 + r"\xfe\xff\xff\xff"
-# The header of a 64-bit little-endian program, and its mask without the OS byte: elf(5).
+# Magic and mask for binfmt_misc: the header of a 64-bit little-endian program, elf(5). The mask ignores EI_OSABI and
+# the lowest bit of e_type, so ET_EXEC and ET_DYN match.
 HEADERS = {"arm64": r"\x7fELF\x02\x01\x01" + r"\x00" * 9 + r"\x02\x00\xb7\x00:" + MASK}
 # The release of the emulators: QEMU 7.2 of Debian 12 does not know openat2(2).
 EMULATORS = "trixie"
 BINFMT = Path("/proc/sys/fs/binfmt_misc")
 PACKAGES = "/srv/packages"
-# Without --reinstall, apt would keep older packages of the same version.
+# Without --reinstall, apt would keep an earlier build with the same version number.
 OPTIONS = "-qq --yes --reinstall --allow-downgrades --no-install-recommends"
 INSTALL = f"DEBIAN_FRONTEND=noninteractive apt-get install {OPTIONS} {PACKAGES}/*.deb"
 MODULE = "enroot_py/base/_linux.abi3.so"

@@ -1,8 +1,9 @@
 """Run a bundle: parse its options and start its image as ``penroot start`` does.
 
-header.sh unpacks this Python into a directory and calls run(). run() removes the directory before the container's
-program begins: by then, everything needed from the directory is in memory or mounted. If the image had to be unpacked
-there, a process outside the container removes the directory after the end of the container.
+header.sh unpacks the interpreter, the modules and the programs of the bundle into a directory, and calls run(). run()
+removes the directory before the container's program begins: by then, everything needed from the directory is in
+memory or mounted. If the image had to be unpacked there, a process outside the container removes the directory after
+the end of the container.
 """
 
 from __future__ import annotations
@@ -178,10 +179,11 @@ def _remove(parent: int, name: str) -> None:
 
 
 def _is_abandoned(parent: int, name: str) -> bool:
-    """Return whether no process uses this user's directory ``name``: none has the file ``live`` open for writing.
+    """Return whether the directory ``name`` is this user's, and is no longer in use.
 
-    Only then does fcntl(2) grant a read lease, also across PID namespaces. Without lease support, or without the file,
-    the age of the directory decides.
+    While a process uses the directory, it has the file ``live`` open for writing: then fcntl(2) refuses a read lease,
+    even if the process is in another PID namespace. Without lease support, or without the file, the age of the
+    directory decides.
     """
     from fcntl import F_RDLCK, F_SETLEASE, fcntl
     from time import time
@@ -308,7 +310,7 @@ class Bundled:
         has_seccomp = os.access("/proc/sys/kernel/seccomp/actions_avail", os.R_OK)
         is_able = _report("System call filter", "required: CONFIG_SECCOMP_FILTER", has_seccomp) and is_able
         _report("Overlay file system in a user namespace", "optional", _succeeds(self._mount_overlay))
-        benefit = "optional: starts without extracting"
+        benefit = "optional: needed to start without extracting"
         _report("/dev/fuse", benefit, _succeeds(_mount_fuse))
         _report("squashfuse", benefit, bool(carried.installed("squashfuse_ll", "squashfuse")))
         return not is_able

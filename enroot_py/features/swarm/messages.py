@@ -1,7 +1,8 @@
 """The messages between the tracker of a swarm and its peers.
 
 A node is identified by its number within the step, a blob by its position in the manifest. A blob is cut into pieces.
-The trees carry the pieces of all blobs in turn: see Spool.piece().
+Nodes pass pieces on along several trees: trees.py. The pieces of each blob are dealt out to the trees in turn:
+Spool.piece().
 
 The types of the fields have the bounds that wire.py checks when it decodes a message.
 """
@@ -68,7 +69,11 @@ class Report:
 
 @dataclass(frozen=True, slots=True)
 class Complaint:
-    """The peer cannot connect to its parent in a tree, or with ``reached``, the tree is slower than the other trees."""
+    """The peer complains about its parent in a tree.
+
+    With ``reached``, it is connected, but the tree is slower than the others. Otherwise it cannot connect, or the
+    connection has ended.
+    """
 
     tree: Number
     parent: Number
@@ -102,7 +107,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """The parent from which a peer downloads pieces of a tree: pieces of ``blobs``, or of every blob if empty."""
+    """A parent from which a peer downloads a tree: only pieces of ``blobs``, unless that is empty."""
 
     tree: Number
     parent: Number
@@ -114,8 +119,8 @@ class Link:
 class Routes:
     """New links for a peer. They replace its links in the same trees.
 
-    The ``trees`` trees carry ``blobs``. A relay downloads all of them for its children. A leaf downloads only the blobs
-    that it lacks.
+    ``trees`` is the number of trees, and ``blobs`` are the blobs that they carry. A relay downloads all these blobs for
+    its children. A leaf downloads only the blobs that it lacks.
     """
 
     trees: Trees
@@ -126,7 +131,7 @@ class Routes:
 
 @dataclass(frozen=True, slots=True)
 class FetchBlobs:
-    """Fetch only these blobs from the registry, and upload them to other peers."""
+    """Fetch only these blobs from the registry. Upload them to other peers that want them."""
 
     blobs: Blobs
 
@@ -140,8 +145,8 @@ class Released:
 class Hopeless:
     """The swarm cannot deliver the image.
 
-    If ``final``, no node can get the image. One node gets the reason and reports it. If not ``final``, each node asks
-    the registry for itself.
+    If ``final``, no node can get the image. One node gets the reason and reports it. If not ``final``, a node that gets
+    this message asks the registry for itself.
     """
 
     final: bool
@@ -206,7 +211,9 @@ Answer = Documents | File | Refused
 
 @dataclass(frozen=True, slots=True)
 class Take:
-    """A child asks its parent for pieces of a tree. ``wanted`` has each blob and how many of its pieces the child has.
+    """A child asks its parent for pieces of a tree.
+
+    ``wanted`` has each wanted blob with the number of its pieces in this tree that the child already has.
 
     An empty ``wanted`` ends the download.
     """
