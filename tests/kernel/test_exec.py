@@ -11,10 +11,10 @@ from collections.abc import Iterator
 import pytest
 
 from tests.kernel.conftest import User
-from tests.kernel.test_detached import detach, nothing_left, processes, program
+from tests.kernel.test_detached import detach, kill_the_rest, processes, program
 from tests.waiting import until
 
-pytestmark = pytest.mark.usefixtures(nothing_left.__name__)
+pytestmark = pytest.mark.usefixtures(kill_the_rest.__name__)
 
 TREE = "setsid sleep 1111 & sh -c 'sleep 2222 & sleep 3333; true'; true"  # three sleeps, one in another session
 
