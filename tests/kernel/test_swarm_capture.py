@@ -20,8 +20,7 @@ TOKEN = '{"registry.example": "Bearer ' + random.Random(1).randbytes(300).hex() 
 MANIFEST, CONFIG = (random.Random(seed).randbytes(2000).hex().encode() for seed in (2, 3))
 _PIECE = 12  # bytes: so many consecutive bytes of a secret cannot be in a packet by chance
 _ALL = 3  # ETH_P_ALL, if_ether.h
-_SO_RCVBUFFORCE = 33  # socket(7)
-_BUFFER_BYTES = 64 << 20  # more than all packets: none is lost
+_ATTEMPTS = 20
 
 
 class Private(Host):
@@ -35,7 +34,6 @@ class Capture:
 
     def __init__(self) -> None:
         self._sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, socket.htons(_ALL))
-        self._sock.setsockopt(socket.SOL_SOCKET, _SO_RCVBUFFORCE, _BUFFER_BYTES)
         self._sock.bind(("lo", 0))
         self._sock.settimeout(1)
         self._ended = threading.Event()
@@ -81,16 +79,20 @@ def test_captured_packets_reveal_nothing(tmp_path: Path) -> None:
     secrets = [*layers, MANIFEST, CONFIG, TOKEN.encode()]
 
     def pull(address: str) -> bool:
-        with captured() as packets, contextlib.closing(Lab(tmp_path, layers, 2, has=Private)) as lab:
-            for node in range(2):
-                lab.start(node)
-            for node in range(2):
-                assert lab.result(node) == [hashlib.sha256(layer).hexdigest() for layer in layers]
-        assert lab.requests == [0, 1], (
-            "each node should download one blob from the registry and the other from its peer"
-        )
-        assert sum(map(len, packets)) > SIZES[1], "the capture lost too many packets"
-        return not reveals(packets, secrets)
+        for attempt in range(_ATTEMPTS):
+            directory = tmp_path / str(attempt)
+            directory.mkdir()
+            with captured() as packets, contextlib.closing(Lab(directory, layers, 2, has=Private)) as lab:
+                for node in range(2):
+                    lab.start(node)
+                for node in range(2):
+                    assert lab.result(node) == [hashlib.sha256(layer).hexdigest() for layer in layers]
+            assert lab.requests == [0, 1], (
+                "each node should download one blob from the registry and the other from its peer"
+            )
+            if sum(map(len, packets)) > SIZES[1]:  # on a busy machine, the kernel drops packets of the capture
+                return not reveals(packets, secrets)
+        raise AssertionError("each capture lost too many packets")
 
     def clear(address: str) -> bool:
         """Send a secret in plain text, and return whether the capture contains it."""
