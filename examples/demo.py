@@ -1,4 +1,4 @@
-#!/usr/bin/env python3
+#!/usr/bin/python3
 """The tour of ``make demo``: an MPI job in a container on a small Slurm cluster, then penroot commands with its image.
 
 Everything runs on this machine: the cluster of tests/slurm/lab, its registry and its users. The demo removes them at
