@@ -119,6 +119,7 @@ def eight(lab: Lab, gated: tuple[str, ...]) -> Iterator[subprocess.Popen[str]]:
     step = lab.popen(["srun", *ON_N1, *EIGHT, *gated, *sh(script)])
     all_wait(lab, 8)
     until(lambda: on_node(lab, f"pgrep -f {SERVER}"), "the image is mounted")
+    until(lambda: on_node(lab, "pgrep -u alice -f /etc/[r]c"), "the entrypoint waits at the gate")
     yield step
     on_node(lab, "pkill -CONT -u alice")
     open_gate(lab)
