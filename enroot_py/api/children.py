@@ -12,7 +12,7 @@ import sys
 
 from enroot_py import LIBRARY
 from enroot_py.api.messages import Conversation, send_status, send_with_fds
-from enroot_py.base import filesystems, linux, log, mountinfo, trees  # noqa: F401  # no child imports them again
+from enroot_py.base import filesystems, linux, log, mountinfo, paths, trees  # noqa: F401  # no child imports them again
 from enroot_py.base.errors import ContainerError, ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.operations import Operation
@@ -131,11 +131,6 @@ def _enter_directory(request: Request) -> None:
         os.chdir("/")
 
 
-def _state(path: str) -> tuple[int, ...]:
-    state = os.stat(path)
-    return state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns
-
-
 def _never(_: int) -> None:
     raise AssertionError("a prepared start does not fork")
 
@@ -154,7 +149,7 @@ class Plan:
         self._ids = self._outside = os.geteuid(), os.getegid()  # _outside: within the namespace above the container's
         self._image: Image | None = None
         self._site: Site | None = None
-        self._state: tuple[int, ...] = ()  # of a squashfs file
+        self._version: tuple[int, ...] = ()  # of a squashfs file
         image, host = request["image"], request["environ"]
         is_file = isinstance(image, str) and os.path.isfile(os.path.join(request["cwd"], image))
         is_name = not isinstance(image, str) or "/" not in image and ":" not in image
@@ -165,7 +160,7 @@ class Plan:
             return
         self._settings(host)
         if not self.settings.policies and not self.settings.is_extended:
-            self._state = _state(image) if is_file else ()  # before _find(): a link may change
+            self._version = paths.version(os.stat(image)) if is_file else ()  # before _find(): a link may change
             source = self._find()
             self._describe(throwaway.over(source, "later") if self.is_writable else source)
             self._site = enter.prepare(self.start)
@@ -184,7 +179,7 @@ class Plan:
     def is_current(self) -> bool:
         """Return whether the image's file is still the same."""
         try:
-            return not self._state or self._state == _state(self._request["image"])
+            return not self._version or self._version == paths.version(os.stat(self._request["image"]))
         except OSError:
             return False
 

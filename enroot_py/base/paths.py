@@ -59,12 +59,17 @@ def exists(root: int, path: str) -> bool:
         return False
 
 
+def version(status: os.stat_result) -> tuple[int, ...]:
+    """Return the facts of a file that change when the file is written or replaced: inode(7)."""
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+
+
 def state(root: int, path: str) -> tuple[int, ...]:
     """Return values that change when a file is written or replaced: its inode, size and times. () if it is missing."""
     try:
         with open_in(root, path) as fd:
             status = os.fstat(fd)
-            return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+            return version(status)
     except OSError:
         return ()
 

@@ -22,7 +22,7 @@ import os
 from _imp import source_hash
 from _signal import pidfd_send_signal
 
-from enroot_py.base import linux, proc
+from enroot_py.base import linux, paths, proc
 from enroot_py.base.fds import Fd
 
 _MAX_FILES = 4096  # entries of a user: files of 7 bytes, which later images reuse
@@ -107,7 +107,7 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
 
 def _key(state: os.stat_result, offset: int) -> str:
     """Return a key for the content of a file, and for the limits that a server inherits from this process."""
-    facts = state.st_dev, state.st_ino, state.st_size, state.st_mtime_ns, state.st_ctime_ns, offset
+    facts = *paths.version(state), offset
     limits = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))
     text = f"{facts} {limits}\n{_group()}\n{_read('/proc/self/limits')}"
     return f"penroot.{source_hash(0, os.fsencode(text)).hex()}"
@@ -133,10 +133,7 @@ def _open(directory: str, key: str) -> Fd:
     try:
         return Fd(os.open(path, flags, 0o600))
     except FileNotFoundError:
-        try:
-            os.mkdir(directory, 0o700)
-        except FileExistsError:
-            pass  # another start was quicker
+        os.makedirs(directory, 0o700, exist_ok=True)  # another start may be quicker
         return Fd(os.open(path, flags, 0o600))
 
 
