@@ -56,6 +56,12 @@ def zygote(user: User, image: Path, text: str) -> list[str]:
     return python(user, f"image = {str(image)!r}\n{HEAD}{textwrap.dedent(text)}").splitlines()
 
 
+def pack_new(user: User, rootfs: Path) -> None:
+    """Make the image new.sqsh, with other content."""
+    (rootfs / "etc/environment").write_text("NEW=yes\n")
+    user.own(pack(rootfs, user.home / "new.sqsh"))
+
+
 def test_containers_of_a_zygote_are_as_others(user: User, rootfs: Path, image: Path) -> None:
     lines = zygote(
         user,
@@ -80,8 +86,7 @@ def test_containers_of_a_zygote_are_as_others(user: User, rootfs: Path, image: P
 
 
 def test_replaced_file_is_started_at_once(user: User, rootfs: Path, image: Path) -> None:
-    (rootfs / "etc/environment").write_text("NEW=yes\n")
-    user.own(pack(rootfs, user.home / "new.sqsh"))
+    pack_new(user, rootfs)
     lines = zygote(
         user,
         image,
@@ -191,8 +196,7 @@ def test_stopped_zygote_ends_with_the_launcher(user: User, rootfs: Path, image: 
 
 
 def test_link_that_changes_leads_to_its_new_image(user: User, rootfs: Path, image: Path) -> None:
-    (rootfs / "etc/environment").write_text("NEW=yes\n")
-    user.own(pack(rootfs, user.home / "new.sqsh"))
+    pack_new(user, rootfs)
     lines = zygote(
         user,
         image,
