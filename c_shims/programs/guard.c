@@ -99,7 +99,7 @@ static void kill_all(void)
 {
 	pid_t pid;
 
-	send_below(getpid(), SIGSTOP); /* so that they start no other processes meanwhile */
+	send_below(getpid(), SIGSTOP); /* stopped processes start no others */
 	for (;;) {
 		while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
 			;

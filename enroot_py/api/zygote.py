@@ -3,7 +3,7 @@
 A container of a squashfs file runs in a user namespace below the namespace of the FUSE server: sharing.py. The launcher
 cannot enter that namespace, because it could not return. So it forks a zygote, which enters the namespace once. For
 each start, the zygote clones a process whose parent is the launcher: clone(2), CLONE_PARENT. The zygote keeps the
-server running. It ends when the launcher closes its socket, or with the server.
+server running. The launcher kills it when it forgets the plan; it also ends with the server.
 """
 
 from __future__ import annotations

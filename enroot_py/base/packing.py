@@ -102,7 +102,7 @@ class _Recorder(pack.Pack):
 
 
 def _modules() -> Iterator[tuple[str, Kept]]:
-    """Yield the name and the code of each module: those in the archive, then those in C."""
+    """Yield the name and the code of each module: first modules in the archive, then modules in C."""
     with ZipFile(pack.MODULES) as archive:
         for file in archive.namelist():
             name = file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")

@@ -337,7 +337,7 @@ def _lines(text: str) -> dict[tuple[str, ...], int]:
     begin, lines = 0, text.split("\n")
     for number, line in enumerate(lines):
         if number > begin and not any(mark in line for mark in ("]", "}", '"""', "'''")):
-            continue  # inside a multi-line statement: its last line has one of these marks
+            continue  # inside a multi-line statement: the last line of such a statement has a mark
         statement = "\n".join(lines[begin : number + 1])
         remaining_chars -= len(statement)
         if remaining_chars < 0:

@@ -249,7 +249,7 @@ class Fetchers:
         return peer.rate or (peer.received - peer.received_before) / (self.now - peer.asked_at)
 
     def _lacked_by(self, node: int) -> list[int]:
-        """Return the blobs that a fetcher has to fetch: it had its other blobs when it joined."""
+        """Return the blobs of a fetcher that it still had to fetch when it joined."""
         return [blob for blob in self.shared_by(node) if blob not in self.peer(node).has]
 
     # -- unreachable fetchers

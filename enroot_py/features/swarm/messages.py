@@ -117,7 +117,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """New links for a peer. They replace its links in the same trees.
+    """New links for a peer. They replace the peer's present links in these trees.
 
     ``trees`` is the number of trees, and ``blobs`` are the blobs that they carry. A relay downloads all these blobs for
     its children. A leaf downloads only the blobs that it lacks.
