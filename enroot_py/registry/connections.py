@@ -29,6 +29,9 @@ from enroot_py.registry.addresses import Address
 _MAX_HEAD_BYTES = 1 << 20  # before the body
 _MAX_SHOWN_CHARS = 200  # of an exception
 _MIN_BYTES_PER_S = 1000
+_BATCH_BYTES = 48 << 10  # of a fast body: wait for this many bytes at once
+_FAST_BYTES_PER_S = 10 * _BATCH_BYTES
+_BUFFERED_BYTES = 32 << 10  # more than Python and OpenSSL (one record, RFC 8446) keep of bytes that have arrived
 
 
 class _LimitedReader(io.RawIOBase):
@@ -37,9 +40,13 @@ class _LimitedReader(io.RawIOBase):
     ``stall_s`` is the time in seconds over which the rate is measured, or 0 for no limit.
     """
 
-    def __init__(self, raw: io.RawIOBase, stall_s: float) -> None:
-        self._raw = raw
+    def __init__(self, raw: io.RawIOBase, sock: socket.socket, stall_s: float) -> None:
+        """``raw`` reads ``sock``."""
+        self._raw, self._socket = raw, sock
         self._stall_s = stall_s
+        self._low_water = 1  # SO_RCVLOWAT, socket(7)
+        self._body_started = 0.0
+        self._body_bytes = 0
         self._head_bytes_left = _MAX_HEAD_BYTES  # 0 from the body on
         self._waited_s = 0.0
         self._received_bytes = 0  # within _waited_s
@@ -52,6 +59,7 @@ class _LimitedReader(io.RawIOBase):
         count = self._raw.readinto(buffer)
         self._waited_s += time.monotonic() - started
         self._received_bytes += count or 0
+        self._body_bytes += count or 0
         if self._head_bytes_left:
             self._head_bytes_left = max(0, self._head_bytes_left - (count or 0))
             if not self._head_bytes_left:
@@ -64,6 +72,18 @@ class _LimitedReader(io.RawIOBase):
 
     def begin_body(self) -> None:
         self._head_bytes_left, self._waited_s, self._received_bytes = 0, 0.0, 0
+        self._body_started, self._body_bytes = time.monotonic(), 0
+
+    def expect(self, count: int) -> None:
+        """While ``count`` bytes of a fast body are still to come, wait for a batch of bytes instead of each packet.
+
+        A read costs more CPU than a packet's bytes. The last bytes, some of which may be in a buffer, make no batch.
+        """
+        is_fast = self._body_bytes > _FAST_BYTES_PER_S * (time.monotonic() - self._body_started)
+        low_water = _BATCH_BYTES if is_fast and count > _BATCH_BYTES + _BUFFERED_BYTES else 1
+        if low_water != self._low_water:
+            self._low_water = low_water
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 
     def close(self) -> None:
         self._raw.close()
@@ -231,14 +251,21 @@ def _pool_classes(
     """Return pool classes by scheme. ``check`` gets a new connection and its peer's address, and raises to refuse."""
 
     class LimitedResponse(http.client.HTTPResponse):
-        def __init__(self, *arguments: Any, **options: Any) -> None:
-            super().__init__(*arguments, **options)
-            self._reader = _LimitedReader(self.fp.detach(), stall_s)
+        def __init__(self, sock: socket.socket, *arguments: Any, **options: Any) -> None:
+            super().__init__(sock, *arguments, **options)
+            self._reader = _LimitedReader(self.fp.detach(), sock, stall_s)
             self.fp = io.BufferedReader(self._reader)
 
         def begin(self) -> None:
             super().begin()
             self._reader.begin_body()
+
+        def read1(self, n: int = -1) -> bytes:
+            self._reader.expect(self.length or 0)
+            data = super().read1(n)
+            if not self.length:
+                self._reader.expect(0)  # the connection's next response may be short
+            return data
 
     def checked(connection: HTTPConnection, sock: socket.socket) -> socket.socket:
         if check is not None:

@@ -1,12 +1,15 @@
 from __future__ import annotations
 
+import io
 import re
+import socket
+import time
 
 import pytest
 
 from enroot_py.base import log
 from enroot_py.config import settings
-from enroot_py.registry import http
+from enroot_py.registry import connections, http
 from tests.fakeregistry import Reply, fake
 
 
@@ -34,3 +37,40 @@ def test_debug_shows_requests_without_secrets(monkeypatch: pytest.MonkeyPatch) -
         f"DEBUG GET http://{registry.host}/v2/team/app/blobs/1: 307",
         f"DEBUG GET http://{storage.host}/blob: 200",
     ]
+
+
+def test_connection_answers_soon_after_a_fast_body() -> None:
+    bodies = {"/v2/big": bytes(8 << 20), "/v2/small": b"x"}
+    with fake(lambda request: Reply(body=bodies[request.path])) as registry:
+        environ = {"HOME": "/nowhere", "ENROOT_ALLOW_HTTP": registry.host, "ENROOT_STALL_TIMEOUT": "10"}
+        client = http.HttpClient(registry.host, settings.load(environ), lambda busy: None)
+        for path in ("/v2/big", "/v2/small", "/v2/big"):
+            with client.request("GET", path, {}) as response:
+                received = b""
+                while data := response.read(1 << 18):
+                    received += data
+                assert received == bodies[path]
+        assert len(set(registry.sockets)) == 1
+
+
+def test_only_a_fast_body_is_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    ours, theirs = socket.socketpair()
+    with ours, theirs, ours.makefile("rb", buffering=0) as raw:
+        assert isinstance(raw, io.RawIOBase)
+        reader = connections._LimitedReader(raw, ours, 0)
+
+        def low_water(count: int) -> int:
+            reader.expect(count)
+            return ours.getsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT)
+
+        reader.begin_body()
+        assert low_water(1 << 20) == 1
+        theirs.send(bytes(1 << 17))
+        reader.readinto(bytearray(1 << 17))
+        now[0] = 0.1
+        assert low_water(1 << 20) == 48 << 10
+        assert low_water(64 << 10) == 1  # the rest may be in a buffer
+        now[0] = 10.0
+        assert low_water(1 << 20) == 1
