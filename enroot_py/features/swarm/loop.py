@@ -193,7 +193,7 @@ class Loop:
         sock.setblocking(False)
         if self.swarm.admits(address[0]):  # otherwise the handshake fails, as the socket is not connected
             sock.connect_ex(address)
-        connection = Connection(self, sock, address[0], role, connects=True)
+        connection = Connection(self, sock, address[0], role, as_node=self.node)
         self._deadlines[connection] = self._served + CONNECT_TIMEOUT_S
         return connection
 
@@ -235,8 +235,8 @@ def _nothing_to_send() -> bool:
 class Connection:
     """A socket with a stream of messages or pieces. Its user sets the callbacks."""
 
-    def __init__(self, loop: Loop, sock: socket.socket, host: str, role: str, *, connects: bool = False) -> None:
-        """If this end ``connects``, TLS begins when the socket is connected."""
+    def __init__(self, loop: Loop, sock: socket.socket, host: str, role: str, *, as_node: int | None = None) -> None:
+        """With ``as_node``, the number of this node, TLS begins when the socket is connected."""
         self.host = host
         self.max_bytes = MAX_PEER_BYTES  # of a message
         self.on_ready: Callable[[], None] = _ignore
@@ -250,14 +250,14 @@ class Connection:
         self.node = -1  # node number of the other end, after the handshake
         self._loop = loop
         self._socket = sock
-        self._role, self._connects = role, connects
+        self._role, self._as_node = role, as_node
         self._is_secure = False  # the handshake is complete
-        self._is_blocked = connects  # wait until the socket can be written to
+        self._is_blocked = as_node is not None  # wait until the socket can be written to
         self._in, self._out = bytearray(), bytearray()
         self._file: tuple[int, int, int] | None = None  # descriptor, offset and count, to be sent after _out
         self._low_water = 1  # SO_RCVLOWAT, socket(7)
         self._closed = False
-        if connects:
+        if self._is_blocked:
             self._set_options()
         self._watch()
 
@@ -370,10 +370,10 @@ class Connection:
 
     def _handshake(self) -> None:
         """Continue the handshake. Raises WireError, OSError, SSLWantReadError and SSLWantWriteError."""
-        if self._connects and not isinstance(self._socket, SSLSocket):
+        if self._as_node is not None and not isinstance(self._socket, SSLSocket):
             if error := self._socket.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
                 raise OSError(error, os.strerror(error))
-            self._socket = self._loop.identity.connect(self._socket, self._role, self._loop.node)  # same descriptor
+            self._socket = self._loop.identity.connect(self._socket, self._role, self._as_node)  # same descriptor
         assert isinstance(self._socket, SSLSocket)
         try:
             self._loop.identity.handshake(self._socket)
@@ -382,7 +382,7 @@ class Connection:
             raise
         self._check_claim()
         self._is_secure, self._is_blocked = True, False
-        if not self._connects:
+        if self._as_node is None:
             self.send(wire.encode(Hello(self._loop.node)))
             self._begin(self.claimed)
         self._watch()

@@ -169,9 +169,9 @@ class Tracker:
         return len(self._ready) == self._nodes
 
     def progress(self) -> Progress:
-        slowest, fraction = "", 1.0
+        slowest, fraction, relayed = "", 1.0, self._fetchers.size
         for node, peer in self._peers.items():
-            wanted = sum(self._sizes[blob] for blob in (self._fetchers.blobs if peer.relays else peer.lacks))
+            wanted = relayed if peer.relays else sum(self._sizes[blob] for blob in peer.lacks)
             received = min(1.0, peer.received / wanted) if wanted else 1.0
             if node not in self._ready and received <= fraction:
                 slowest, fraction = peer.name, received
