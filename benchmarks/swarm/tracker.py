@@ -111,11 +111,12 @@ def bench_tracker(rounds: int) -> bool:
             good = False
             continue
         for _ in range(rounds):
-            good &= _row(nodes)
+            good &= measure_tracker(nodes)
     return good
 
 
-def _row(nodes: int) -> bool:
+def measure_tracker(nodes: int) -> bool:
+    """Print a row. Return whether the CPU time of reports is within the budget."""
     swarm = Swarm(os.urandom(32), "1.0", nodes)
     sock = listener()
     lifeline, life = os.pipe()
