@@ -21,6 +21,7 @@ import pytest
 from tests.images import Image, busybox, entry
 from tests.kernel.conftest import PREFIX, User, mounts_under, require
 from tests.kernel.registry import Server
+from tests.kernel.test_api import HEAD, nothing_is_left, python
 from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, on_node
 from tests.waiting import until
@@ -136,6 +137,54 @@ def test_kills_in_the_first_moments_of_a_start(
             assert again.stdout == "up\n" and again.stderr == "", about
     left = [name for name in os.listdir(user.home / "run") if name != "servers" and not name.startswith("named-")]
     assert left == [], "nothing is left in the runtime directory but entries for servers"
+
+
+API = """
+def start_and_run(number):
+    for _ in range(6):
+        try:
+            if number % 2:
+                enroot_py.run(image, ["true"], writable=writable)
+            else:
+                with enroot_py.Container(image, writable=writable) as box:
+                    box.run(["true"])
+        except enroot_py.PenrootError:
+            pass
+
+threads = [threading.Thread(target=start_and_run, args=[number]) for number in range(4)]
+for thread in threads:
+    thread.start()
+for thread in threads:
+    thread.join()
+"""
+
+
+@pytest.mark.security("L5")
+@pytest.mark.soak
+@pytest.mark.parametrize("what", ["box", "image", "writable image"])
+def test_kills_at_any_moment_of_containers_from_python(
+    user: User, image: pathlib.Path, rng: random.Random, soak: bool, what: str
+) -> None:
+    require(os.geteuid() == 0, "only root sees all processes of the user")
+    path = "box" if what == "box" else str(image)
+    head = f"{HEAD}image, writable = {path!r}, {what != 'image'}\n"
+    for number in range(70 if soak else 4):
+        moment = rng.uniform(0, 0.7)
+        run = subprocess.Popen(
+            user.command("/usr/bin/python3", "-c", head + API),
+            env=user.environ,
+            cwd=user.home,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        time.sleep(moment)
+        killed = kill_one(lambda: of_user(user.uid), rng, first=SERVERS)
+        about = f"{what}, number {number}: killed {killed or 'nothing'} after {moment * 1000:.0f} ms"
+        err = finish(run, about)[1]
+        assert "Traceback" not in err, f"{about}\n{err}"
+        again = 'print(enroot_py.run(image, ["echo", "up"], writable=writable, stdout=PIPE).stdout)'
+        assert python(user, f"image, writable = {path!r}, {what != 'image'}\n{again}") == "b'up\\n'\n", about
+        nothing_is_left(user)
 
 
 def numbered(number: int) -> Image:
