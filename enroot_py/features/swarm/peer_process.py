@@ -219,7 +219,8 @@ class PeerProcess:
 def _fetch_blob(spool: Spool, blob: int, fetch: Fetch, pipe: int) -> None:
     """Fetch the rest of a blob. Write the end of the new bytes to a pipe, as _END.
 
-    Write an error as three texts separated by NUL: "y" if the registry refuses the blob or "n", the reason, the hint.
+    Write an error as three texts separated by NUL: "y" if the registry refuses the blob, otherwise "n"; the reason; and
+    the hint.
     """
     os.set_blocking(pipe, True)
     try:
@@ -245,7 +246,7 @@ class _Parent:
         self.links: dict[Link, frozenset[int]] = {}
         self._process, self._connection, self._spool = process, connection, spool
         self._ready = False
-        self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset (-1: ignore it), remaining bytes
+        self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset (-1: ignore piece), remaining bytes
         self._length = 0  # of the piece
         connection.on_ready = self._begin
         connection.on_close = lambda why: process.lost(self)
@@ -324,7 +325,7 @@ class _Child:
 
     def __init__(self, process: PeerProcess, connection: Connection, spool: Spool, children: list[_Child]) -> None:
         self._process, self._connection, self._spool = process, connection, spool
-        self._wanted: dict[int, dict[int, int]] = {}  # by tree and blob: pieces that the child has
+        self._wanted: dict[int, dict[int, int]] = {}  # by tree and blob: the number of pieces that the child has
         self._order: list[tuple[int, int]] = []  # the trees and blobs of ``_wanted``
         self._turn = 0
         self._early: list[Take] = []  # requests that came before the plan

@@ -42,7 +42,7 @@ def send(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bo
 
 
 def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settings) -> Image:
-    """Return the file that srun sends, once it is in the store of this node. Raises ConfigError, ImageError."""
+    """Receive the file that srun sends. Return it as an image in this node's store. Raises ConfigError, ImageError."""
     from enroot_py.features.swarm import store_file
     from pyxis_py.request.job import REFUSED
 
@@ -62,7 +62,7 @@ def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settin
 
 
 class Peers:
-    """The other nodes of a step. The core uses them by the interface Peers in registry/sources.py."""
+    """The other nodes of a step. The core uses this class through the interface Peers in registry/sources.py."""
 
     def __init__(self, invitation: Invitation) -> None:
         self._invitation = invitation
