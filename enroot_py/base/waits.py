@@ -29,7 +29,7 @@ _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file s
 
 
 def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = STALLED_AFTER_S) -> str:
-    """Wait for the lock of an open file or directory. Return "" when it is locked, or why the wait failed.
+    """Wait for the lock of an open file or directory. Return "" when it is locked, or the reason why the wait failed.
 
     ``doing`` is the holder's work: "making layers/0123". The wait ends soon after the holder is stopped, or after
     ``stalled_after`` seconds without progress of the holder. Raises OSError.
@@ -66,7 +66,7 @@ def changing(path: str) -> Iterator[None]:
 
 
 def queue(fd: int, path: str) -> None:
-    """Wait for the lock ``fd`` of the file ``path``, or return at once on a file system without locks.
+    """Wait for the lock on ``fd``, the lock file of ``path``. Return at once on a file system without locks.
 
     Raises PenrootError if the holder is stopped or makes no progress, OSError.
     """
