@@ -76,7 +76,7 @@ int helper_await(const struct helper *process, int fd, short events)
 		if (ready == 0)
 			stopped = is_helper_stopped(process) ? stopped + 1 : 0;
 	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->deadline == FOREVER && stopped < MAX_STOPPED_POLLS));
-	/* All output of the process has arrived. Accept nothing from other holders of its socket. */
+	/* The process has ended, so all its output has arrived. Accept nothing from other holders of its socket. */
 	if (ready > 0 && either[1].revents)
 		(void)shutdown(process->socket, SHUT_RD);
 	if (ready > 0 && either[0].revents)
@@ -126,7 +126,8 @@ static void reset_signals(bool cleans_up)
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* Undo slurmstepd's protection from the OOM killer and the binding of task 0 to CPUs, if possible. The cpuset stays. */
+/* Undo what this process inherits, if possible: slurmstepd's protection from the OOM killer, and task 0's binding to CPUs. The
+ * cpuset stays. */
 static void reset_scheduling(void)
 {
 	static unsigned long all[MAX_CPUS / (8 * sizeof(unsigned long))];
@@ -169,9 +170,9 @@ static void exit_on_error(int log, int rc, const char *action)
 /* Execute Python with new descriptors, signal actions, CPUs, umask, cwd and environment. With `as`, become this user. */
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
-	/* An incomplete installation gets one line. Only a bug gets a traceback. */
+	/* For an incomplete installation, print one line. Only a bug prints a traceback. */
 	static const char start[] = "import gc, sys\n"
-				    "gc.disable()\n" /* imports make no garbage: enable it for a pull and while waiting for requests */
+				    "gc.disable()\n" /* imports make no garbage; a pull, and the wait for requests, enable gc again */
 				    "sys.path.insert(0, sys.argv[2])\n"
 				    "try:\n"
 				    "    import pyxis_py\n"
@@ -182,7 +183,8 @@ static void execute(const char *verb, int socket, int control, int log, const st
 				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
 				    "main()\n";
 	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
-	/* Hooks and importers find programs in slurmd's PATH, those of `check` in a default one, and never in the job's. */
+	/* Hooks and importers search slurmd's PATH for programs. Those of `check` search a default PATH. None searches the job's
+	 * PATH. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
 	char search[PATH_MAX];
 	char *const authorities = is_in_container() ? "SSL_CERT_FILE=" SLURM_HERE "/etc/authorities.pem" : NULL;

@@ -4,11 +4,12 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* How long root waits for processes of the user. After a kill, KILLED_WAIT_MS is less than Slurm waits. At a normal end with nothing
- * to save, another process finishes the step after END_WAIT_MS. */
+/* How long root waits for processes of the user. After a kill, root waits KILLED_WAIT_MS, which is less than Slurm waits. At a
+ * normal end with nothing to save, root waits END_WAIT_MS for the helper, and then lets another process finish the step. */
 enum { KILLED_WAIT_MS = 3000, END_WAIT_MS = 10000 };
 
-/* Create the memory for all tasks. If a task is killed, the kernel releases the lock of the file. */
+/* Create the memory that all tasks share, and the control sockets. The file of the memory is also a lock, which the kernel releases
+ * if the task that holds it is killed. */
 static int make_shared(struct step *step)
 {
 	step->lock = make_memory("penroot-step", sizeof(*step->shared));
@@ -74,7 +75,7 @@ void prepare_step(struct step *step)
 		start_ahead(step);
 }
 
-/* Let the helper finish the step. Returns NO_ANSWER if it does not; errno is ESRCH if the helper was dead before. */
+/* Let the helper finish the step. Returns NO_ANSWER if the helper does not answer; errno is ESRCH if it was already dead. */
 static int finish_by_helper(struct step *step, struct request *request, int64_t deadline)
 {
 	const struct identity *helper = &step->shared->helper;
