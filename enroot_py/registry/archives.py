@@ -87,9 +87,9 @@ class LayoutDirectory:
 
 
 def _open_regular(path: str, beneath: int | None = None) -> int:
-    """Open a regular file, without waiting for a FIFO. Raises OSError, also for a path that leads out of ``beneath``.
+    """Open a regular file. Raises OSError for any other file, and for a path that leads out of ``beneath``.
 
-    ``beneath`` is an open directory, or None for any path.
+    ``beneath`` is an open directory, or None to allow any path. A FIFO does not block the call.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if beneath is None:

@@ -42,7 +42,7 @@ def registry(text: str) -> Reference:
 
 
 def check(reference: Reference, login: Credential, settings: Settings) -> bool:
-    """Try a login. Return False if the registry needs no login. Raises RefusedError for a bad login, RegistryError."""
+    """Try a login. Return False if the registry needs no login. Raises RegistryError: RefusedError for a bad login."""
     is_insecure = site.places(reference, settings)[-1].is_insecure
     client = HttpClient(reference.registry, settings, lambda busy: None, is_insecure=is_insecure)
     authorization = Authorization(reference, settings, client, lambda busy: None)

@@ -41,7 +41,7 @@ class Descriptor:
 class Manifest:
     """An image manifest with the text ``data``.
 
-    ``named`` is the digest that the image's name resolves to: of this manifest, or of an index that lists it.
+    ``named`` is the digest that the image's name resolves to: ``digest``, or the digest of an index that lists it.
     """
 
     digest: str

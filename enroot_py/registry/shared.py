@@ -57,8 +57,8 @@ class SharedBlobs:
     def read(self, source: ImageSource, descriptor: Descriptor, use: Callable[[Blob], _T]) -> _T:
         """Call ``use`` with a shared blob, or download the blob from ``source`` and share it. Return the result.
 
-        If ``use`` raises ImageError for the digest of a shared blob, download the blob again. If another user's files
-        prevent sharing, the download is not shared.
+        If ``use`` raises ImageError for a shared blob, the shared file is damaged: download the blob again. If another
+        user's files prevent sharing, the download is not shared.
         """
         while (blob := self._blob(source, descriptor)) is not None:
             with blob:
