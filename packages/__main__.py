@@ -21,7 +21,7 @@ from packages.target import TARGETS, Target, target
 
 
 def wheel(root: Path, work: Path, to: Path) -> list[Path]:
-    """Copy our wheel, for pip install penroot. It has the command line for one user, and no static programs."""
+    """Copy our wheel, for pip install penroot. The wheel has the command line for one user, but no static programs."""
     return [Path(shutil.copy(path, to)) for path in work.glob("penroot-*.whl")]
 
 
