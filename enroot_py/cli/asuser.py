@@ -1,7 +1,8 @@
 """Run ``penroot doctor`` as another user, for root.
 
-Root opens no path that the user controls, neither configuration nor directories. The user can stop or replace the
-child, and can make it print anything. Therefore the child's output is checked, and limited in size and time.
+The checks run in a child process that becomes the user. Root opens no path that the user controls, neither
+configuration nor directories. The user can stop or replace the child, and can make it print anything. Therefore root
+checks the child's output, and limits its size and time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAX_FD = 0xFFFFFFFF
 
 
 def findings(name: str, deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
-    """Yield the findings of a doctor that runs as the user ``name``. Raises UsageError."""
+    """Run the checks as the user ``name``, and yield their findings. Raises UsageError."""
     if os.geteuid() != 0:
         raise UsageError(f"--user {name}: only root can check another user", hint="sudo penroot doctor --user NAME")
     try:
@@ -55,7 +56,7 @@ def findings(name: str, deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
 
 
 def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
-    """In the child: become the user like a login, and execute penroot."""
+    """In the child: become the user, as a login does, and execute penroot."""
     try:
         os.setsid()  # the user's processes must not reach root's terminal
         null = os.open(os.devnull, os.O_RDWR)

@@ -56,7 +56,7 @@ def _fancy_row(name: str, process: Process) -> Sequence[str]:
 
 
 def short_table(settings: Settings, *, idle: bool = True) -> str:
-    """Return a table of all containers for a person; unless ``idle``, only of running containers."""
+    """Return a table for people, of all containers or, without ``idle``, of the running containers."""
     running = processes.running(settings)
     names = _Detached(settings, running)
     rows: list[tuple[str, ...]] = []
@@ -119,9 +119,9 @@ class _Detached:
 
 
 def in_json(settings: Settings, *, idle: bool = True) -> str:
-    """Return a JSON list. An object has name and processes of a container, or the exit status of an ended one.
+    """Return a JSON list: name and processes of each container, and the exit status of each container that has ended.
 
-    Unless ``idle``, list only running containers.
+    Without ``idle``, list only running containers.
     """
     running = processes.running(settings)
     names = _Detached(settings, running)
@@ -157,7 +157,7 @@ def _object(process: Process) -> dict[str, object]:
 
 
 def _json(values: list[dict[str, object]]) -> str:
-    """Return a JSON list with a line for each object: with indentation it would take four times as long."""
+    """Return a JSON list with an object on each line. json.dumps() with indentation takes four times as long."""
     import json
 
     return "[\n" + ",\n".join(map(json.dumps, values)) + "\n]\n"

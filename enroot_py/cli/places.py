@@ -121,7 +121,7 @@ def _in_memory(path: str, kind: str) -> str:
 
 
 def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that the caller owns XDG_RUNTIME_DIR (XDG Base Directory Specification). su(1) keeps the old value."""
+    """Check that the caller owns XDG_RUNTIME_DIR (XDG Base Directory Specification). su(1) does not change it."""
     runtime_dir = environ.get("XDG_RUNTIME_DIR")
     if not runtime_dir:
         return
@@ -142,7 +142,8 @@ def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
 def acls(settings: Settings) -> Iterator[Finding]:
     """Check for ACLs in the store and in containers: acl(5). Overlayfs cannot copy an ACL that names another user.
 
-    penroot creates its directories without ACLs. Directories of enroot and older versions inherited a default ACL.
+    penroot creates its directories without ACLs. The directories that enroot and older versions of penroot created
+    inherited a default ACL.
     """
     beneath = {settings.cache_path: ("layers/*/fs", "images/*/head/fs"), settings.data_path: ("*", "*/upper")}
     for place, patterns in beneath.items():
