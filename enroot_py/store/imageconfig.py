@@ -1,6 +1,6 @@
-"""Read the config of an image. The config is untrusted: every deviation from the format is an ImageError.
+"""Read the config of an image. The config is untrusted: a malformed config raises ImageError.
 
-Source: OCI image specification, "Image Configuration". On the start path of a reference whose image is not stored.
+Source: OCI image specification, "Image Configuration". On the start path if the image of a reference is not stored.
 """
 
 from __future__ import annotations

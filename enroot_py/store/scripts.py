@@ -1,7 +1,7 @@
-"""Put /etc/rc and /etc/environment of a container where tools written for enroot read and edit them: NAME/etc.
+"""Put /etc/rc, /etc/environment and /etc/fstab into NAME/etc, where tools written for enroot read and edit them.
 
-A container over layers keeps its changes in NAME/upper, so create copies the files to NAME/upper/etc, and NAME/etc is a
-link.
+NAME is the directory of a container. A container over layers keeps its changes in NAME/upper. Therefore ``penroot
+create`` copies the image's files to NAME/upper/etc, and makes NAME/etc a link to this directory.
 """
 
 from __future__ import annotations
