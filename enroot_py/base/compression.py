@@ -25,7 +25,7 @@ crc32: Callable[..., int] = isal_zlib.crc32  # crc32(data, value so far)
 adler32: Callable[[bytes], int] = isal_zlib.adler32
 
 _READ_BYTES = 1 << 18
-_PIECE_BYTES = 1 << 20  # of decompressed data
+_PIECE_BYTES = 1 << 20  # largest piece of decompressed data
 _MAX_WAITING_PIECES = 2  # in each of two queues: pieces to read, and pieces to hash
 
 

@@ -29,7 +29,7 @@ _SHT_NOTE = 7
 # Bytes of a section header, and limits in bytes for a table and a name. No linker exceeds these limits, but the headers
 # of an untrusted image may state more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
-_MAX_SECTIONS = 64  # of a cache extension
+_MAX_SECTIONS = 64  # limit for a cache extension
 
 # The exceptions that parsing a damaged cache raises: an image is untrusted.
 DAMAGE = (ValueError, IndexError, StructError)

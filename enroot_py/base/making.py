@@ -38,7 +38,7 @@ def _node() -> str:
 
 
 class Directory:
-    """A new directory with a hidden name until publish(). The end of the ``with`` removes it if it is unpublished."""
+    """A new directory with a hidden name until publish(). The end of the ``with`` removes an unpublished directory."""
 
     def __init__(self, target: str, mode: int) -> None:
         self._target = target
@@ -92,7 +92,7 @@ class Directory:
 
 
 class File:
-    """A new file without its final name until publish(). The end of the ``with`` removes it if it is unpublished.
+    """A new file without its final name until publish(). The end of the ``with`` removes an unpublished file.
 
     Before publish(), the file has no name (open(2), O_TMPFILE). On file systems without O_TMPFILE, such as NFS, it has
     a hidden name.

@@ -151,7 +151,7 @@ def _check_above(path: str, state: os.stat_result, strict: bool) -> bool:
 def _root() -> int:
     """Return the uid of root's files.
 
-    In a user namespace that does not map root, it is the overflow uid, which files of other unmapped users have too.
+    In a user namespace that does not map root, this is the overflow uid. Files of other unmapped users have it too.
     """
     return os.stat("/proc/sys").st_uid
 

@@ -23,8 +23,8 @@ HINT = "resume that process (kill -CONT PID, scontrol resume JOB), or end it: ki
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CHECK_INTERVAL_S = 0.5
 _MAX_CHECK_GAP_S = 2.0  # a longer gap means that this process was stopped, and perhaps the holder too
-_MIN_ASLEEP_CHECKS = 2  # in a row: the processes of a resumed job continue one after the other
-_MIN_PROGRESS_CPU_S = 0.1  # of processor time: a process that only polls uses less in a minute
+_MIN_ASLEEP_CHECKS = 2  # consecutive checks: the processes of a resumed job continue one by one
+_MIN_PROGRESS_CPU_S = 0.1  # a process that only polls uses less CPU time in a minute
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
 
 
