@@ -1,4 +1,4 @@
-"""Hosts with GPUs and HCAs as trees: the files that discovery reads, laid out like the drivers' files.
+"""Fake hosts with GPUs and HCAs: directory trees with the files of the drivers that the search for devices reads.
 
 Shared libraries are real, compiled here, and ldconfig writes the loader's cache. For root, device nodes are real nodes
 of drivers that are not loaded: opening one gives ENXIO, not EACCES.
@@ -437,7 +437,7 @@ def consumer(root: pathlib.Path) -> FakeHost:
 
 
 def other_vendors(root: pathlib.Path) -> FakeHost:
-    """Build a host with two AMD GPUs and an Intel GPU, which a specification describes in part."""
+    """Build a host with two AMD GPUs and an Intel GPU, which a CDI specification describes in part."""
     host = FakeHost(root)
     host.standard_nodes()
     host.node("/dev/kfd", 240, 0)
