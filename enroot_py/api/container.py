@@ -68,8 +68,8 @@ class Container:
             container that ``penroot create`` made. The container never changes this image.
         mounts: ``SOURCE:TARGET[:OPTIONS]``, as for ``penroot start --mount``.
         env: variables for all programs. They override the image's variables.
-        writable: keep changes in a directory below ENROOT_DATA_PATH until the container ends. Otherwise the root file
-            system is read-only.
+        writable: keep changes in a directory below ENROOT_DATA_PATH until the container ends. With False (default),
+            the root file system is read-only.
         root: let programs be root inside the container (default: ENROOT_REMAP_ROOT).
         net: the network, as for ``penroot start --net``: none, host, pasta, proxy=SOCKET (default: ENROOT_UNSHARE_NET).
         publish: host ports for the container with net="pasta", as for ``penroot start --publish``.

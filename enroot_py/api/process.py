@@ -148,7 +148,7 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
 def finish(
     process: Process, input_data: Any, timeout: float | None, *, check: bool
 ) -> subprocess.CompletedProcess[Any]:
-    """Return the result of a process as subprocess.run() does. Also after an exception, the process has ended.
+    """Return the result of a process as subprocess.run() does. If this raises, the process has ended, too.
 
     Raises subprocess.TimeoutExpired, subprocess.CalledProcessError.
     """
