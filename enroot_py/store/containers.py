@@ -256,7 +256,7 @@ def _make(
     """Create a container. ``origin`` has the lines of the record that name the image.
 
     ``announce`` is called with the path of the record before the container exists. A container over a stored image gets
-    copies of the image's scripts.
+    copies of files of the image: scripts.py.
     """
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:

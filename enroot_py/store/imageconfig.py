@@ -65,7 +65,7 @@ class ImageConfig:
             kind = manifest.config.media_type
             raise ImageError(
                 f"{self._name}: the manifest has {log.many(len(manifest.layers), 'layer')}, "
-                f"the image config {log.many(len(diff_ids), 'diff_id')}",
+                f"but the image config has {log.many(len(diff_ids), 'diff_id')}",
                 hint="" if kind in _TYPES else f"perhaps it is not a container image: its config has the type {kind!r}",
             )
         if not all(isinstance(diff_id, str) for diff_id in diff_ids):

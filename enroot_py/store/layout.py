@@ -4,7 +4,7 @@ Beneath the root, which only its owner can enter, unless root shares the store::
 
     layers/DIFF-ID/fs,index,sums    a layer's tree, its index and its checksums: index.py
     images/DIGEST/manifest,config   unchanged from the registry
-    images/DIGEST/head/fs,…         the topmost tree, with files that make it an enroot image (compose.py); index, sums
+    images/DIGEST/head/…            fs, index and sums of the topmost tree, which makes it an enroot image: compose.py
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack: the image as one file, and its SHA-256: onefile.py
     images/DIGEST/signatures/HASH   the signatures that verified the image for one repository: features/trust

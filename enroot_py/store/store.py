@@ -5,7 +5,7 @@ place. So no lock file remains, and the kernel frees the lock of a killed proces
 importers lock the store's root, and a start locks its image until the image's mount appears in /proc (Image.hold).
 
 No wait for a lock is silent or endless: base/waits.py. A crash of the node may truncate new files: crash.py.
-On the start path, so it does not import json and re.
+On the start path, so this module does not import json and re.
 """
 
 from __future__ import annotations

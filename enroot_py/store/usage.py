@@ -22,7 +22,7 @@ from enroot_py.store import container_record, layout
 from enroot_py.store.store import Store
 
 LEASE_S = 30 * 86400  # jobs are shorter
-_MAX_CREATE_S = 3600  # this long after its link was made, a new container is complete or has failed
+_MAX_CREATE_S = 3600  # a new container is complete or has failed this long after its link was made
 
 
 def of_containers(store: Store, settings: Settings) -> dict[str, str]:
