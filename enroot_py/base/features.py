@@ -56,7 +56,7 @@ PARTS = {
     "clean_up": "(job, notes): removes the feature's leftovers at the end of a job",
 }
 
-# The sockets into which each feature plugs; step.PART names one of PARTS. Rows, verbs and calls have the same order.
+# The sockets into which each feature plugs; step.PART names one of PARTS. Rows, verbs and calls keep this order.
 FEATURES = {
     "enroot_py.features.devices": "hooks settings flags",
     "enroot_py.features.fabric": "hooks outside settings verbs manual",

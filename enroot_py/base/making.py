@@ -181,7 +181,7 @@ def link(fd: int, path: str) -> None:
 
 
 def _link(source: str, path: str) -> None:
-    """Call linkat(2) with AT_SYMLINK_FOLLOW for /proc/self/fd. os.link() sets it only with a directory descriptor."""
+    """Call linkat(2) for /proc/self/fd. os.link() sets AT_SYMLINK_FOLLOW only with a directory descriptor."""
     directory, name = os.path.split(path)
     with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
         os.link(source, name, dst_dir_fd=at)

@@ -37,7 +37,7 @@ def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int
 def own(path: str) -> str:
     """Return ``path``. If users share this directory, see is_shared(), return the caller's directory beneath it.
 
-    Creates a directory only if another user has taken its usual name, see mine(). Raises OSError.
+    Creates a directory only if another user has taken the usual name: see mine(). Raises OSError.
     """
     try:
         state = os.stat(path)
