@@ -85,7 +85,7 @@ def make(kinds: Iterable[str], output: Path) -> None:
 
 
 def cross(target: Target, output: Path) -> None:
-    """Build the NATIVE kinds for another machine. Skip packages that fit all machines: this machine builds them too."""
+    """Build the NATIVE kinds for another machine. Drop packages that fit all machines: make() builds them here."""
     with tempfile.TemporaryDirectory(dir=output) as built:
         place.run(sys.executable, "-m", "packages", *NATIVE, "--output", built, ARCH=target.debian)
         for path in Path(built).iterdir():

@@ -103,7 +103,7 @@ AutoReqProv: no
 
 
 def trigger(package: Package) -> str:
-    """Return the trigger that runs scripts/packaged after a transaction with a watched file or with the package itself.
+    """Return the trigger for scripts/packaged. It fires after a transaction with a watched file or the package itself.
 
     rpm(8) can watch only directories. It passes the changed files in them to the trigger's script on stdin.
     """

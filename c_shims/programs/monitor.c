@@ -1,4 +1,4 @@
-/* penroot-monitor: wait for the program of a detached container, kill its remaining processes, and write the exit status.
+/* penroot-monitor: wait for the program of a detached container, kill the container's other processes, write the exit status.
  *
  *   penroot-monitor PID NAME   PID is a child of this process. Descriptor 3 is the directory of the container's record (see
  *                              enroot_py/runtime/detached.py). The lock of the record ends with this process. NAME is for ps(1).

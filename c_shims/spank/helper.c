@@ -15,8 +15,8 @@
 #define SO_PASSRIGHTS 83 /* Linux 6.16 */
 #endif
 
-/* Descriptors of the process: the first three, its end of the socket, its end of the control socket. The process `check` has the
- * stderr of its command in place of the control socket. */
+/* Descriptors of the process: 0 to 2, its end of the socket, its end of the control socket. The process `check` has no control
+ * socket: this descriptor is the stderr of the command. */
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5 };
 enum { MAX_CPUS = 8192, LOG_BYTES = 64 << 10, KILLED_WAIT_MS = 1000 };
 
@@ -87,7 +87,7 @@ int helper_await(const struct helper *process, int fd, short events)
 /* Set a real group that differs from the effective group. Python corrects the real group later. When a process with such groups
  * executes a program, only root may look at the memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's
  * fs/exec.c). The process may be in no job's cgroup, so no other process of the user must control it. The user namespace of a job
- * (Slurm 25.11) may lack the group of nobody: another group of the user is enough there, if the user has one. */
+ * (Slurm 25.11) may lack group 65534. Then another group of the user is enough, if there is one. */
 static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
@@ -271,7 +271,7 @@ int helper_wait(const struct helper *process)
 		(void)linux_pidfd_send_signal(process->pidfd, SIGKILL);
 		(void)poll(&end, 1, KILLED_WAIT_MS);
 	}
-	/* A process blocked in a file system ends when the file system answers. */
+	/* Do not wait longer: a process blocked in a file system ends only when the file system answers. */
 	if (process->pid > 0)
 		(void)waitpid(process->pid, NULL, WNOHANG);
 	return in_time ? 0 : set_errno(ETIMEDOUT);

@@ -53,7 +53,7 @@ static int check_submission(struct step *step, const char *context)
 {
 	bool is_batch = strcmp(context, "sbatch") == 0;
 
-	/* A new job reads its environment file again, and pins its own images. */
+	/* Remove what an outer job has left: a new job reads its environment file again, and pins its own images. */
 	if (strcmp(context, "srun") != 0) {
 		(void)unsetenv(CARRIED);
 		if (!step->submission.begun) /* later components keep the pins of the first one */
@@ -137,7 +137,7 @@ static void clean_up(struct step *step)
 }
 
 /* Check whether this is the extern step. With PrologFlags=RunInJob, slurm_spank_exit() of the extern step is the last call of the
- * plugin: slurmstepd then runs the epilog, but not the plugin's, because spank_has_epilog() is false there (prep_script_slurmd.c,
+ * plugin: slurmstepd then runs the epilog without the plugin, because spank_has_epilog() is false there (prep_script_slurmd.c,
  * slurmd_script()). Without this flag, slurm_spank_job_epilog() follows, and finds nothing to remove. */
 static bool ends_job(struct step *step)
 {

@@ -69,7 +69,8 @@ void prepare_step(struct step *step)
 	if (make_shared(step) < 0)
 		(void)postpone(step, "cannot prepare the step: %s", strerror(errno));
 	else if (make_user_directory(step) < 0)
-		(void)postpone(step, "cannot make the directory %s/%u: %s; it must belong to the user, and runtime_path to root",
+		(void)postpone(step,
+			       "cannot make the directory %s/%u: %s; it must belong to the user, and runtime_path must belong to root",
 			       runtime_path(step), (unsigned int)step->job.uid, strerror(errno));
 	else
 		start_ahead(step);
@@ -102,7 +103,7 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 	return rc;
 }
 
-/* Begin the request for the end of the step. After a failure there is nothing to save. */
+/* Begin the request for the end of the step. With `failed`, nothing is saved. */
 static int begin_finish(struct step *step, struct request *request, bool failed)
 {
 	if (begin_step_request(step, request, "finish") < 0)

@@ -122,7 +122,7 @@ int check(struct step *step, const char *context)
 	/* An srun in a container may have the plugin without the Python packages. The nodes check the request in any case. */
 	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/__init__.py", library());
 	if (access(interpreter(), X_OK) < 0 || access(helper, R_OK) < 0) {
-		slurm_debug("pyxis: the options are not checked here: %s or %s: %s", interpreter(), helper, strerror(errno));
+		slurm_debug("pyxis: the options are not checked here: cannot use %s or %s: %s", interpreter(), helper, strerror(errno));
 		return 0;
 	}
 	begin_request(step, &request, "check", context, getcwd(cwd, sizeof(cwd)) ? cwd : "");

@@ -38,7 +38,7 @@ def stand_in(
 
 
 def newer(packages: Path, work: Path, to: Path) -> None:
-    """Rebuild the packages as version 9.9 and another build, also in their modules and plugins."""
+    """Rebuild the packages with the version 9.9 and another commit, in their modules and plugins too."""
     root = work / "root"
     root.mkdir()
     for path in packages.glob("*.rpm"):
