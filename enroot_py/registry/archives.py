@@ -1,4 +1,4 @@
-"""Read the files of a local image by name, from a directory or a packed tar archive."""
+"""Read the files of a local image by name, from a directory, or from a tar archive without unpacking it."""
 
 from __future__ import annotations
 
@@ -115,7 +115,7 @@ class Archive:
                 path = os.path.normpath(member.name)
                 if member.isreg():
                     self._members[path] = member.offset_data, member.size
-                elif member.issym():  # docker save links identical layers
+                elif member.issym():  # docker save stores a repeated layer as a link
                     links[path] = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
                 elif member.islnk():
                     links[path] = os.path.normpath(member.linkname)

@@ -161,7 +161,7 @@ class Authorization:
     def _login(self, realm: str = "") -> Credential | None:
         if self.new_login:
             return self.new_login
-        self._on_progress(True)  # while a program asks its user for a password, the registry does not count as silent
+        self._on_progress(True)  # a helper may wait for a password: this time does not count as the registry's silence
         credential = credentials.find(self._reference, self._settings, realm=realm)
         self._on_progress(False)
         return credential

@@ -91,7 +91,7 @@ def tables(environ: Mapping[str, str]) -> tuple[Table, ...]:
 
 
 def paths(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the existing files in reading order."""
+    """Yield the paths of the files that exist, in the order of reading. Raises ConfigError."""
     user = base_directories(environ)["HOME"] + "/.config/containers"
     variable_file = environ.get(_VARIABLE, "")
     if variable_file and not os.path.exists(variable_file):

@@ -96,7 +96,7 @@ def key(registry: str) -> str:
 
 
 def keys(auths: Mapping[str, object], registry: str) -> Iterator[str]:
-    """Yield the keys of ``auths`` for a whole registry, without keys for a part of it."""
+    """Yield the keys of a login file's ``auths`` for a whole registry, without keys for a part of the registry."""
     hosts = (registry, *(_hosts(registry) if registry == DOCKER_HUB else ()))
     for host in hosts:
         yield from _keys(auths, host, "")
@@ -298,7 +298,7 @@ def _from_docker(path: str, query: _Query) -> Credential | None:
 
 
 def _docker_credentials(config: Any, path: str, query: _Query) -> Iterator[Credential | None]:
-    """Yield the logins for each host: from credHelpers, as in podman, then auths, then credsStore."""
+    """Yield the logins for each host in podman's order: from credHelpers, then auths, then credsStore."""
     auths = config.get("auths") or {}
     helpers, store = _helpers(config), config.get("credsStore")
     for host in query.hosts:

@@ -73,7 +73,7 @@ class Retries:
                 self.sleep(e, subject)
 
     def sleep(self, error: Transient, subject: str) -> None:
-        """Sleep before the next retry. Raises Unreachable after the last retry, or if the server asks to wait long."""
+        """Sleep before the next retry. Raises Unreachable after the last retry, or for a long Retry-After."""
         self._failures += 1
         requested = error.retry_after
         wait = requested if requested is not None else min(0.25 * 2**self._failures, 15.0) * random.uniform(0.5, 1.0)
@@ -145,7 +145,7 @@ class Response:
             size -= len(data)
 
     def document(self, limit: int) -> bytes:
-        """Return the first ``limit`` bytes of the body, or all of it if it is shorter."""
+        """Return the first ``limit`` bytes of the body, or the whole body if it is shorter."""
         # Decode, because some proxies compress documents in spite of Accept-Encoding. Blobs are read without this
         # method: their digests cover the compressed bytes.
         parts = []

@@ -88,7 +88,7 @@ class Search:
         self._platforms: list[str] = []  # read from configs, because the index does not have them
 
     def image_of(self, data: bytes) -> Manifest:
-        """Return the image manifest of ``data``, a manifest or an index."""
+        """Return the image manifest in ``data``, the text of this manifest or of an index."""
         document = parse(data, self._name)
         named = digests.of(data)
         if _is_index(document, named, self._name):

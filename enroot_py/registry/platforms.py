@@ -42,8 +42,8 @@ class Platform:
     def rank(self, architecture: str, variant: str) -> int:
         """Rank an image for this platform: higher is better, and -1 means that the image cannot run.
 
-        A newer 32-bit ARM runs images for older variants. For other architectures the variant must be equal, because an
-        image for amd64/v2 or higher may need instructions that this machine lacks.
+        A 32-bit ARM processor runs images for older variants. For other architectures the variant must be equal,
+        because an image for amd64/v2 or higher may need instructions that this machine lacks.
         """
         if architecture != self.architecture:
             return -1

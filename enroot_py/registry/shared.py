@@ -67,7 +67,7 @@ class SharedBlobs:
                 except ImageError as e:
                     if not isinstance(blob, _SharedBlob):
                         raise
-                    log.warn(f"{e}; the shared {blob.path} is damaged: downloading it again")
+                    log.warn(f"{e}; the shared file {blob.path} is damaged: downloading it again")
                     if not blob.reject():
                         break
                     continue
@@ -164,7 +164,7 @@ class _Turn:
                 raise _NotShareableError(f"{holder} has locked {self._lock}, and {reason}")
 
     def _read(self) -> _SharedBlob:
-        """Open the shared blob. Raises FileNotFoundError if it is missing or has another size."""
+        """Open the shared blob. Raises FileNotFoundError if it is missing or has a wrong size."""
         blob = _SharedBlob(self._directories, self._name)
         if blob.size == self._descriptor.size:
             return blob

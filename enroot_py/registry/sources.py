@@ -100,7 +100,7 @@ def places(
 
 
 class Mirrored:
-    """The repositories of an image, if its registry has mirrors or another location.
+    """The repositories of an image whose registry has mirrors, or a ``location`` in podman's registries.conf.
 
     The first repository that returns the manifest serves the whole image.
     """

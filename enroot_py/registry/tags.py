@@ -223,7 +223,7 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 
 
 def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | None = None) -> Pin | None:
-    """Return the pin of a tag, the digest that the tag must have, or None if there is no pin or no tag.
+    """Return the pin of a tag (the digest that the tag must have), or None without a pin or without a tag.
 
     The pin of the Slurm step, ``of_step``, takes precedence over the lock file in the settings, because all nodes of a
     step use the same image. Only this function chooses a pin. Raises ConfigError.
@@ -249,7 +249,8 @@ def resolve(reference: Reference, settings: Settings, on_progress: Callable[[boo
     first = places[0].reference
     host = first.registry
     if host != DOCKER_HUB and len(places) == 1:  # Docker Hub always asks for a token
-        # This request has no secret. A registry with TLS rejects plain HTTP, and the full client tries again.
+        # The request has no secret, so plain HTTP is safe. A registry with TLS rejects it, and the full client tries
+        # again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
         digest = at_once(first, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
