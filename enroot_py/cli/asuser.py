@@ -77,7 +77,7 @@ def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
 
 
 def _environ(account: pwd.struct_passwd) -> dict[str, str]:
-    """Return the environment of a login, with no variable of root's: login(1), pam_systemd(8)."""
+    """Return the environment of a login, without root's variables: login(1), pam_systemd(8)."""
     environ = {
         "HOME": account.pw_dir,
         "USER": account.pw_name,
@@ -131,7 +131,7 @@ def _has_succeeded(pid: int) -> bool:
 
 
 def _end(pid: int) -> None:
-    """Kill the child and its process group. Wait at most a second, because a file server can block a process."""
+    """Kill the child and its process group. Wait at most a second: a dead file server can keep a process alive."""
     for kill in (os.killpg, os.kill):  # the child may not have created its group yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

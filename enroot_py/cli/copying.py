@@ -19,7 +19,7 @@ _PATH = os.O_PATH | os.O_CLOEXEC
 
 
 class Side:
-    """One side of a copy: a path on the host, or beneath ``root``, the open root directory of a container."""
+    """One side of a copy: a path on the host, or a path in a container whose open root directory is ``root``."""
 
     def __init__(self, path: str, root: int = -1) -> None:
         self.path, self._root = path or ".", root

@@ -39,7 +39,7 @@ def start(
     """Start a container in the background and print its name.
 
     ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls its second argument
-    just before it executes the program. Raises PenrootError, whose exit status is 125 unless its class defines one.
+    just before it executes the program. Raises PenrootError. Its exit status is 125, unless its class defines another.
     """
     try:
         _check_name(name)
@@ -189,7 +189,7 @@ class _Stopping:
         else:
             with record:
                 while record.is_running and not record.monitor:
-                    sleep(_TICK_S)  # it is starting
+                    sleep(_TICK_S)  # the container is starting
                 program, waited = record.program, record.monitor
         self._program, self._waited = _Process(program), _Process(waited)
         self._inside = processes.inside(program, settings)

@@ -78,7 +78,7 @@ def container() -> Iterator[Finding]:
     """Try a start as an ordinary user, up to the switch of the root. Versions and settings alone prove little."""
     if error := _failure(_mount_root):
         advice = (
-            "modprobe overlay; fix the kernel and user namespaces above; "
+            "modprobe overlay; fix the problems above with the kernel and user namespaces; "
             "if AppArmor restricts user namespaces, add a profile for " + os.path.realpath(sys.executable)
         )
         fix = getattr(error, "hint", "") or advice

@@ -93,7 +93,7 @@ def _row(process: Process) -> tuple[str, str, str, str, str]:
 
 
 class _Detached:
-    """Detached containers: the names of running ones by PID, and the exit statuses of ``ended`` ones by name."""
+    """The names of running detached containers by PID, and in ``ended`` the exit statuses of ended ones by name."""
 
     def __init__(self, settings: Settings, running: Iterable[Process]) -> None:
         self._names: dict[int, str] = {}
@@ -145,7 +145,7 @@ def of_processes(name: str, pids: Iterable[int], space: int, *, as_json: bool) -
     for pid in pids:
         try:
             listed.append(processes.Process(name, pid, space))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     if as_json:
         return _json([_object(process) for process in listed])

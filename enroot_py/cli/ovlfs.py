@@ -117,10 +117,10 @@ def _mark_opaque(directory: int) -> None:
 
 
 def mksquashovlfs(program: str, arguments: Sequence[str]) -> None:
-    """``mksquashovlfs DIR[:DIR...] IMAGE [OPTION...]``, the first directory on top. Raises PenrootError.
+    """``mksquashovlfs DIR[:DIR...] IMAGE [OPTION...]``: write the merged view to an image. The first DIR is on top.
 
     If an ordinary user calls it, this process becomes root of a user namespace, to read every file. The overlay is
-    mounted in a private mount namespace, on the directory MOUNTPOINT (default: /mnt).
+    mounted in a private mount namespace, on the directory MOUNTPOINT (default: /mnt). Raises PenrootError.
     """
     if len(arguments) < 2:
         print(f"Usage: {program} DIR[:DIR...] IMAGE [mksquashfs options]")

@@ -28,7 +28,7 @@ class Option(Frozen):
 
     @property
     def attribute(self) -> str:
-        """Return the name of the parameter of Verb.run: a bool for a flag, a tuple if multiple, else a str or None."""
+        """Return the name of a parameter of Verb.run: of type bool for a flag, tuple if multiple, else str or None."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
