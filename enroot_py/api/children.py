@@ -136,8 +136,9 @@ def _never(_: int) -> None:
 
 
 class Plan:
-    """A container to start. The launcher prepares a simple start, once for equal requests. A child prepares any other.
+    """A container to start.
 
+    The launcher prepares a simple start, once for equal requests: enter.prepare(). A child prepares any other start.
     The launcher clones the child of a prepared start into the namespaces ``flags``. ``flags`` is 0 for other starts. In
     the launcher it is also 0 for a squashfs image, because a zygote may clone the children.
     """
@@ -309,7 +310,7 @@ def run_once(
 ) -> NoReturn:
     """Run a program as process 1 of a new container.
 
-    If the launcher or a zygote has not cloned this process as process 1, it forks process 1 and waits for it.
+    If the launcher or a zygote has not cloned this process as process 1, this process forks process 1 and watches it.
     """
     plan.use(changes)
     _, status, *standard = fds

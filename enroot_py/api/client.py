@@ -34,7 +34,7 @@ from enroot_py.api import launcher
 launcher.main({fd})
 """
 _SHORT_BYTES = 1 << 15
-_END_TIMEOUT_S = 30.0  # in which the launcher must end all containers
+_END_TIMEOUT_S = 30.0  # for the launcher to end all containers
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING}
 _log = logging.getLogger("penroot")
 

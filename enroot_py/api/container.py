@@ -288,7 +288,7 @@ def run(
     timeout: float | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[Any]:
-    """Run one program in a new container and wait for it. This is twice as fast as Container and Container.run().
+    """Run one program in a new container and wait for it. This is twice as fast as Container() with one run().
 
     The program is process 1 of the container, so it receives only SIGKILL, SIGSTOP and signals that it handles. For
     arguments and errors see Container and Container.run().
@@ -331,7 +331,7 @@ class _Ending:
 
 
 def _end(launcher: client.Launcher, number: int) -> None:
-    """End a container or another request. If the launcher was killed, they have ended already."""
+    """End a container or another request. If the launcher was killed, all its requests have ended already."""
     try:
         launcher.request("end", number)
     except client.LauncherEnded:

@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from enroot_py.base.making import Directory
 
 _PACKET_BYTES = 8192  # more than PATH_MAX
-_FDS = {"signal": 0, "once": 5, "join": 5}  # descriptors of a request, if not 1
+_FDS = {"signal": 0, "once": 5, "join": 5}  # number of descriptors of a request (default: 1)
 _MAX_FDS = 5
 _PLAN_S = 0.5  # for this time, an equal request reuses the plan of the last start, with its settings and hooks
 _GRACE_S = 30  # to end all containers after the API process has ended
@@ -72,7 +72,7 @@ class Launcher:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # each container may need a descriptor
         self._tools = children.Tools(theirs, life, children.open_init(), limits)
         self._held: dict[int, Held] = {}  # by number of the container
-        self._numbers: dict[int, int] = {}  # of containers, by builder or process 1
+        self._numbers: dict[int, int] = {}  # numbers of containers, by PID of the builder or of process 1
         self._joining: dict[int, int] = {}  # numbers of programs, by the process that starts the program
         self._programs: dict[int, int] = {}  # numbers of programs, by PID
         self._statuses: dict[int, _socket.socket] = {}  # sockets of exit statuses, by number of the program
@@ -178,7 +178,7 @@ class Launcher:
             request = children.take_environment(decoded(line))
             may_prepare = self._can_clone and (self._has_swept or not request["writable"])
             plan = children.Plan(request, may_prepare=may_prepare)
-            self._has_swept |= plan.is_writable  # a child sweeps now
+            self._has_swept |= plan.is_writable  # the child of this start sweeps
             self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
         assert self._plan is not None
         return self._plan
