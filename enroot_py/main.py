@@ -158,7 +158,7 @@ def _report(error: OSError) -> None:
 
     try:
         from enroot_py.base import filesystems
-    except ImportError:  # in the container: rootfs.import_no_files() forbids it
+    except ImportError:  # in the container: rootfs.import_no_files() forbids imports
         log.error(str(error))
         return
     message, hint = filesystems.in_words(error)

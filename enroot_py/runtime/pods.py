@@ -1,6 +1,7 @@
 """Find settings of the machine or the pod that keep users from starting containers.
 
-Imported only by the checks of ``penroot doctor`` and ``pyxis-py check``, and after a failure. All print the same hints.
+This module is imported only for ``penroot doctor`` and ``pyxis-py check``, and after a failure. All these print the
+same hints.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
-# An overlay accepts no upperdir on another overlay, where it cannot make whiteouts: the kernel's filesystems/overlayfs.
+# The kernel refuses an upperdir on an overlay, where it could not make whiteouts: the kernel's filesystems/overlayfs.
 ON_OVERLAY = "is on an overlay, as the root file system of a pod or a live image is"
 MACHINE = "on the machine of this pod"
 
