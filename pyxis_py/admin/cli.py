@@ -1,4 +1,4 @@
-"""``pyxis-py``: put the SPANK plugin where Slurm finds it."""
+"""``pyxis-py``: build, install, check and uninstall the SPANK plugin."""
 
 from __future__ import annotations
 

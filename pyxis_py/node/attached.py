@@ -92,8 +92,8 @@ def add_mounts(
 ) -> AddedMounts:
     """Mount ``wanted`` and ``extras`` in the container with the namespaces ``spaces``.
 
-    ``unsealed`` is a writable mount of the root file system, for mount points in a read-only container, or -1.
-    Raises PenrootError if nothing could be mounted.
+    ``unsealed`` is a writable mount of the root file system, or -1. Mount points for a read-only container are made in
+    it. Raises PenrootError if nothing could be mounted.
     """
     pairs, fds = in_child(lambda: _add_mounts(spaces, unsealed, wanted, extras))
     attached = dict(zip((value for key, value in pairs if key == "attached"), fds, strict=True))

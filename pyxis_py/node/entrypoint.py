@@ -111,7 +111,7 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
 
 
 def _failure(child: int, process: int) -> CommandError:
-    """Kill an entrypoint that has not run the given command, if it still runs, and return the error."""
+    """Kill an entrypoint that has not run penroot's command, if the entrypoint still runs. Return the error."""
     if not select.select([process], (), (), _EXIT_TIMEOUT_S)[0]:
         os.kill(child, 9)
         os.waitpid(child, 0)

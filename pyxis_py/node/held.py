@@ -326,7 +326,7 @@ class Held:
 
 def _explain(spaces: Mapping[str, int], command: str, workdir: str, search: str) -> str:
     def look() -> Answer:
-        proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the node's
+        proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # of the node
         enter_user(spaces)
         rootfs.import_no_files()
         linux.setns(spaces["mnt"], linux.CLONE_NEWNS)

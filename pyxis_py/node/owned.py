@@ -13,7 +13,7 @@ _MARK = ".step"
 
 
 def mark(directory: str, node: str) -> None:
-    """Mark the container in a directory for removal with its steps. Raises OSError."""
+    """Mark the container in a directory for removal after its last step. Raises OSError."""
     with open(f"{directory}/{_MARK}", "w") as f:
         f.write(f"{node} {linux.boot_id()}\n")
 

@@ -175,7 +175,7 @@ def learns_later(job: Job) -> bool:
     """Return whether the step gets variables that srun sets after the allocation.
 
     In a heterogeneous job only the first component gets them (pre_launch_srun_job of Slurm's srun_job.c). A step of
-    --async does not get them: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
+    --async does not get them: since 26.05, srun sends it earlier (_create_job_step_create_request of launch.c).
     """
     words = _words(job)
     several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)

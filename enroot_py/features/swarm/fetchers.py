@@ -13,7 +13,7 @@ COMPARE_AFTER_S = 2.0  # a fetcher works for this time before its rate is compar
 MAX_UPLOAD = 1.3  # three peers have two fetchers only if neither uploads more than this many times the image's size
 MIN_WORK_S = 0.5  # the rate of a finished fetcher is computed at its first report after this time
 SLOW = 0.5  # a fetcher is slow if its rate is less than this part of the best rate
-MIN_LAG_BYTES = 8 << 20  # a slow fetcher is replaced only if it lags this much: otherwise a second request does not pay
+MIN_LAG_BYTES = 8 << 20  # a fetcher that lags less is not replaced: another request to the registry would cost more
 MIN_LAG_PART = 4  # the lag must also be at least 1/MIN_LAG_PART of all bytes
 SEED_AFTER_S = 5.0  # when a fetcher has got no byte from the registry for this time, the tracker wants a seed
 

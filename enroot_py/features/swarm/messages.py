@@ -176,7 +176,10 @@ class Come:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The tracker's answer for a registry image: its manifest, its config, signatures and the registry's tokens."""
+    """The tracker's answer for a registry image: its manifest, its config, signatures and the registry's tokens.
+
+    ``named`` is the digest that the image's name resolves to: see manifests.Manifest.
+    """
 
     named: str
     architecture: str

@@ -24,8 +24,8 @@ from enroot_py.features.swarm.messages import (
 
 CONNECT_TIMEOUT_S = 6.0  # to connect to a parent takes four round trips, and each may wait in a full queue
 COMPLAIN_AFTER_S = 1.0  # complain about a slow parent after this time, and again after the same time
-LAG_BYTES = 8 << 20  # a tree is slow if it has brought this many bytes fewer than the fastest tree
-SLOW = 0.5  # and, at the same time, less than this part of the median of all trees
+LAG_BYTES = 8 << 20  # a slow tree has brought at least this many bytes fewer than the fastest tree
+SLOW = 0.5  # a slow tree has also brought less than this part of the median of all trees
 ALONE_AFTER_S = 10.0  # if the tracker is lost and no parent has sent a byte for this time, fetch everything
 
 
@@ -36,7 +36,7 @@ class SendToTracker:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Ask a parent for the pieces of a tree that this peer misses, but only for pieces of ``blobs``."""
+    """Ask a parent for the missing pieces of a tree, but only for pieces of ``blobs``."""
 
     link: Link
     blobs: frozenset[int]

@@ -244,7 +244,7 @@ def _slurm_address(name: str) -> str:
 
 
 def answer() -> None:
-    """Be a task of the step: connect to the hosts that stdin names, and print each failure, until stdin ends."""
+    """Run as a task of the step: connect to the hosts that stdin names, and print failures. Return when stdin ends."""
     signal.alarm(round(_STEP_TIMEOUT_S))
     if not (line := sys.stdin.readline()):
         return

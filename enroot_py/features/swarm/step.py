@@ -97,7 +97,7 @@ def peers(job: Job, plugin: PluginSettings) -> Peers | None:
 
 
 def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """Return the invitation of srun's tracker, if any. If the library of swarms is missing, log it to slurmd's log."""
+    """Return the invitation of srun's tracker, if any. If the library of swarms is missing, slurmd's log says so."""
     arguments = SwarmArguments(plugin)
     if arguments.swarm and (error := missing()):
         log.info(f"{error}: this node asks the registry itself ({error.hint})")

@@ -21,7 +21,7 @@ from enroot_py.features.swarm.tracker import Tracker
 from enroot_py.features.swarm.wire import WireError
 
 TRACKER = 0xFFFFFFFF  # the tracker's node number, which no node has
-_MAX_DOCUMENT_BYTES = 1 << 20  # of a manifest, a config and signatures: each node gets them
+_MAX_DOCUMENT_BYTES = 1 << 20  # of the manifest, config and signatures that each node gets
 
 
 class Host(Protocol):

@@ -85,7 +85,7 @@ class Nursery:
     def __init__(self, control: socket.socket, lent: Lent) -> None:
         self.control = control
         self.lent = lent
-        self._children: dict[int, tuple[int, int]] = {}  # pidfd: PID and number of a child
+        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: PID and request number of a child
 
     def serve(self) -> NoReturn:
         """Serve requests until the server exits, then end all children."""

@@ -1,4 +1,4 @@
-"""``penroot ssh-config``, and the commands that its output runs on a login node: ``ssh-key`` and ``ssh-proxy``.
+"""``penroot ssh-config`` prints an ssh configuration, which runs ``ssh-key`` and ``ssh-proxy`` on a login node.
 
 A laptop's ssh first fetches the keys of a job. Then ssh-proxy starts a step of the job, and srun carries the connection
 on stdin and stdout of the step. The server at the other end is sshd.py.
