@@ -393,7 +393,7 @@ def _join(first: int, *, new_keyring: bool) -> dict[str, str]:
         workdir = os.readlink(f"/proc/{first}/cwd")
         spaces = processes.namespaces(first)
     except OSError as e:
-        raise ContainerError(f"cannot join the container: {e.strerror}", hint="it has just ended") from e
+        raise ContainerError(f"cannot join the container: {e.strerror}", hint="the container has just ended") from e
     processes.enter(spaces, first, new_keyring=new_keyring)
     os.chdir(workdir if os.path.isdir(workdir) else "/")
     return variables

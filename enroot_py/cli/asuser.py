@@ -97,7 +97,7 @@ def _read(output: int, name: str, deadline_s: float) -> Iterator[Finding]:
     while True:
         left = end - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the next check hangs"
+            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the check after these results hangs"
             yield Finding("bad", what, "check the mounts of the user's directories: a file server may not answer")
             return
         data = os.read(output, 1 << 16)

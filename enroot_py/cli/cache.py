@@ -75,7 +75,7 @@ def cache_list(as_json: bool) -> None:
 @click.option(
     "--keep", metavar="SIZE", default="0", help="Stop when the store is down to SIZE, such as 20G (default: 0)."
 )
-@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only images unused for at least DAYS days.")
+@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Keep images used within the last DAYS days.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the images to remove, and remove nothing.")
 @click.argument("images", nargs=-1, metavar="[IMAGE...]")
 def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool) -> None:

@@ -22,7 +22,7 @@ _INSTEAD = {
     "container": "{} list",
     "image": "{} cache list",
     "images": "{} cache list",
-    "kill": "{} stop --signal KILL NAME; for other signals: {} ps NAME, for the PID; then: kill -SIGNAL PID",
+    "kill": "{} stop --signal KILL NAME; to send another signal: kill -SIGNAL PID, with a PID from {} ps NAME",
     "ls": "{} list",
     "pull": "{} import docker://IMAGE",
     "push": "podman push IMAGE ({} only downloads images)",

@@ -154,7 +154,7 @@ def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
         return Finding("ok", "/proc shows all processes")
     return Finding(
         "warn",
-        f"/proc is mounted with hidepid={hidden}: steps run, but users of a shared store cannot see who else uses it",
+        f"/proc is mounted with hidepid={hidden}: steps run, but penroot cannot see which images other users use",
         "mount -o remount,hidepid=0 /proc, or give each user a store: ENROOT_CACHE_PATH in enroot.conf",
     )
 

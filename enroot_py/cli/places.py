@@ -128,7 +128,7 @@ def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
     try:
         owner = os.stat(runtime_dir).st_uid
     except OSError as e:
-        what = f"XDG_RUNTIME_DIR={runtime_dir}: {e.strerror}: starts use {path}"
+        what = f"XDG_RUNTIME_DIR={runtime_dir}: {e.strerror}; starts use {path} instead"
         yield Finding("warn", what, "log in again, or: loginctl enable-linger USER; unset XDG_RUNTIME_DIR")
         return
     if owner == os.geteuid():
@@ -147,7 +147,7 @@ def acls(settings: Settings) -> Iterator[Finding]:
     """
     beneath = {settings.cache_path: ("layers/*/fs", "images/*/head/fs"), settings.data_path: ("*", "*/upper")}
     for place, patterns in beneath.items():
-        fix = f"setfacl -R -b {place} (package acl), or remove and import them again"
+        fix = f"setfacl -R -b {place} (package acl), or remove and recreate the images and containers in it"
         trees_ = [path for pattern in patterns for path in glob.iglob(f"{glob.escape(place)}/{pattern}")]
         inherited = [path for path in trees_ if _has_acl(path)]
         others = [path for path in glob.iglob(f"{glob.escape(place)}/*/") if path[:-1] not in trees_ and _has_acl(path)]

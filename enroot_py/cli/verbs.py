@@ -110,7 +110,7 @@ _name = click.option("-n", "--name", callback=there, metavar="NAME", help="Conta
 @command
 @_arch
 @click.option("-o", "--output", callback=there, metavar="FILE", help="Image file; - is stdout (default: IMAGE.sqsh).")
-@click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
+@click.option("--ensure", is_flag=True, help="Import only if the file is missing, is damaged or has another image.")
 @force_option
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri: str) -> None:

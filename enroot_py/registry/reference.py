@@ -145,8 +145,8 @@ def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     if parsed.secret:
         raise ImageReferenceError(
             f"{without_password(text)}: passwords are not accepted here, because this reference is stored and shown",
-            hint=f"leave it out and log in: penroot login --username USER {parsed.registry}; or write the password to "
-            "the file .credentials, see enroot-import(1)",
+            hint=f"remove the password and log in: penroot login --username USER {parsed.registry}; or write the "
+            "password to the file .credentials, see enroot-import(1)",
         )
     return parsed
 

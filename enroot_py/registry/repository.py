@@ -90,7 +90,7 @@ class Repository:
         if self._reference.digest and digest != self._reference.digest:
             raise ImageError(
                 f"{self._reference}: the registry sent a manifest with the digest {digest}",
-                hint="the image was not used; report it to the admin of the registry or of its proxy",
+                hint="the image was not used; report this error to the admin of the registry or of its proxy",
             )
         return manifests.Search(self, self._reference, arch).image_of(data)
 

@@ -132,7 +132,7 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
     if table is None:
         return [Place(reference)]
     if table.is_blocked:
-        hint = "use another registry, or add a line for this one to penroot's registries.conf"
+        hint = "use another registry, or add a line for this registry to penroot's registries.conf"
         raise RefusedError(f"{reference}: {table.file} blocks {table.prefix}", hint=hint)
     wanted = "by_digest" if reference.digest else "by_tag"
     endpoints = (*(mirror for mirror in table.mirrors if getattr(mirror, wanted)), table.registry)
