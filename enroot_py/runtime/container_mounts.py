@@ -47,7 +47,7 @@ class MountEntry:
         return self.source, self.target, self.flags
 
     def fstab(self, origin: str) -> Mount:
-        """Return a Mount. ``origin`` counts if the entry has no origin. Raises ConfigError for an unknown flag."""
+        """Return a Mount, with ``origin`` unless the entry has an origin. Raises ConfigError for an unknown flag."""
         from enroot_py.runtime.mounting import Mount
 
         kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"

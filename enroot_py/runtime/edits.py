@@ -54,7 +54,7 @@ class Host:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Host:
-        """Return the tree at PENROOT_HOST_ROOT, else the host. It gives the caller access to no other files."""
+        """Return the tree at PENROOT_HOST_ROOT, else the host. The variable opens no further files to the caller."""
         return cls(environ.get("PENROOT_HOST_ROOT", ""))
 
     def beneath(self, path: str) -> Host:

@@ -88,8 +88,8 @@ class Site:
 def prepare(start: Start) -> Site | None:
     """Read the configuration before a fork whose child starts the container: api/children.py.
 
-    Returns None unless the start is simple: neither caller nor program is root, all hooks are ours, no FUSE server runs
-    except the image's, no optional feature is set, and only the PID namespace is private. Raises PenrootError.
+    Returns None unless the start is simple: neither caller nor program is root, all hooks are penroot's, no FUSE server
+    runs except the image's, no optional feature is set, and only the PID namespace is private. Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
     if start.is_overlaid or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
@@ -215,7 +215,7 @@ def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
-    """Return whether to copy all host files: no process follows their changes, or the kernel locks their mounts."""
+    """Return whether to copy all host files: ``forked`` starts follow no changes, ``nested`` ones have locked mounts."""
     return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
@@ -355,7 +355,7 @@ def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount
 
 
 def mount_all(mounts: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
-    """Execute the mounts whose passno puts them before the hooks, or else the other mounts. Raises MountError."""
+    """Execute the mounts that come before the hooks, or with ``before_hooks=False`` the others. Raises MountError."""
     for mount in mounts:
         if (mount.passno < 0) == before_hooks:
             fstab.execute(mount, root)
@@ -376,7 +376,7 @@ def furnish(root: int, own: int, *, from_root: bool) -> None:
 def collect_environ(
     variables: Variables, start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
 ) -> Wanted:
-    """Set ``variables`` for the hooks: those of the image, the site, the configuration script and the caller.
+    """Set ``variables`` for the hooks, from the image, the site, the configuration script and the caller.
 
     Returns the variables of the caller. enter() sets them again after the hooks, so hooks cannot override them.
     """
@@ -411,7 +411,7 @@ def run_hooks(
 ) -> tuple[list[Mount], str | None]:
     """Run the hooks, then hooks() and mounts() of a configuration script.
 
-    Returns the script's mounts, and the text that replaces /etc/rc or None.
+    Returns the script's mounts, and the text that replaces /etc/rc, or None.
     """
     context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in start.mounts)
     hooks.run(site.hooks, context, scripts.hook if scripts is not None else None)

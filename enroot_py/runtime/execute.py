@@ -42,7 +42,7 @@ class Container:
         """Return the words to execute for ``command``, which may be empty."""
         if self.image is not None and not self._login_shell:
             return self.image.argv(command, self.image.entrypoint if self.runs_entrypoint else ()) or ("/bin/sh",)
-        # A shell must run the image's script, or there is no script.
+        # Only a shell can run the image's /etc/rc, or there is no /etc/rc.
         keep = ""
         path: tuple[str, ...] = ()
         if self._login_shell and "PATH" in self.origins:

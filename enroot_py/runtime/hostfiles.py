@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
 ROOT = "the root file system"  # which fuse-overlayfs serves
 _MAX_SERVERS = 16  # the limit of follow.c
-DELAY_MS = 200  # to start the process later saves short-lived containers 4 % of their time
+DELAY_MS = 200  # starting penroot-follow later saves short-lived containers 4 % of their time
 _PROGRAM = "penroot-follow"
 _PATH = f"{LIBRARY}/libexec/{_PROGRAM}"
 
@@ -110,7 +110,7 @@ def killed(program: str, served: str, how: str = "") -> str:
 
 
 def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) -> None:
-    """Follow the host files for the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes.
+    """Show changes of host files to the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes.
 
     ``shown`` is the result of digests() before the container was made.
     """

@@ -99,7 +99,7 @@ def _enter_owned(flags: int) -> int:
         with Fd(created), Fd(done):
             child = os.fork()
             if child == 0:
-                os.close(release)  # the child ends with its parent
+                os.close(release)  # so that read(2) in the child ends with the parent
                 _create_owned(flags, created, done)
         pid = os.read(ready, 32)
         try:

@@ -35,7 +35,7 @@ def is_original(path: str, name: str, digests: str) -> bool:
 
 
 def substitute(name: str, hook_directories: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
-    """Return the path of our hook that replaces one of enroot's optional hooks.
+    """Return the path of our hook that replaces enroot's optional hook ``name``.
 
     Returns "" if the SPANK plugin or our hook 20-mpi does its work, and None if penroot has no replacement.
     """

@@ -104,16 +104,16 @@ def inode(pid: int, namespace: str) -> int:
 
 
 def container_of(pid: int, settings: Settings) -> str | None:
-    """Return the name of the user's container in which ``pid`` runs, or UNKNOWN, or None if there is none.
+    """Return the name of the user's container in which ``pid`` runs.
 
-    Raises OSError.
+    Returns UNKNOWN if the container has no name, or None if ``pid`` is in no container of the user. Raises OSError.
     """
     name = _container(pid, settings)
     return name if name is not None and _is_own(pid) else None
 
 
 def _container(pid: int, settings: Settings) -> str | None:
-    """Return the name of the container whose root is the root mount of ``pid``, UNKNOWN, or None if there is none."""
+    """Do the same as container_of(), but do not check the user: the root mount of ``pid`` names its container."""
     root = _root_mount(pid)
     if root is None:
         return None

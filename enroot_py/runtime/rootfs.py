@@ -31,7 +31,7 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
 class Source:
-    """The source of a root file system: directories from top to bottom, or one squashfs image.
+    """The source of a root file system: layer directories (topmost first), a squashfs image, or a plain directory.
 
     The image begins at ``offset`` of its file: in a bundle, a script comes before the image. The image is the lowest
     layer, below ``lowerdirs``. A container that keeps its changes has the directory ``changes``, with the changes in
@@ -79,7 +79,7 @@ class Source:
 
     @property
     def upper(self) -> str:
-        """Return the upper directory, or "" if changes are lost."""
+        """Return the upper directory, or "" if the container does not keep its changes."""
         return self.changes and self.changes + "/upper"
 
     @property
@@ -107,7 +107,7 @@ class Source:
 
 
 def make_scratch(settings: Settings) -> str:
-    """Return the directory beneath which a start mounts, in its own namespace. Raises ContainerError.
+    """Return the directory beneath which a start mounts, in its own mount namespace. Raises ContainerError.
 
     Other users cannot replace this directory. If they could replace ENROOT_RUNTIME_PATH, return a private directory.
     """

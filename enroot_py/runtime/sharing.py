@@ -142,7 +142,7 @@ def _write(file: int, pid: int) -> None:
 
 
 def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
-    """Look for the server that locked an entry. Return True if it may not be recorded yet, so look again."""
+    """Look for the server that locked an entry. Return True to look again: the server may not be recorded yet."""
     text = os.pread(file, _PID_DIGITS, 0)
     if not text:
         return True

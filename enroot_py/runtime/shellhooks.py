@@ -1,6 +1,6 @@
 """Run bash hooks of a site or a user, and configuration scripts of ``start --conf``.
 
-Apart from the container's program, nothing else in a start runs a shell. The scripts run in the container's namespaces
+Except for the container's program, no other part of a start runs a shell. The scripts run in the container's namespaces
 before pivot_root(2), with all capabilities there, as in enroot. Source: enroot(1), configuration.
 """
 
@@ -104,7 +104,7 @@ class Scripts:
     def finish(self) -> tuple[list[Mount], str | None]:
         """After the hooks, run hooks() and mounts() of the configuration script, and take the text of its rc().
 
-        Returns the mounts to add after the system's, and the text or None. Raises PenrootError.
+        Returns the mounts to add after the system mounts, and the text or None. Raises PenrootError.
         """
         self._run_function("hooks")
         context = self._context
@@ -254,7 +254,7 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
         except OSError as e:
             if e.errno != ENOEXEC:
                 raise
-            os.execve(_BASH, [_BASH, *argv], variables)  # no #! line: run it with a shell, as a shell does
+            os.execve(_BASH, [_BASH, *argv], variables)  # no #! line: run it with bash, as bash would
     except OSError as e:
         os.write(2, f"[ERROR] cannot run {argv[0]}: {e.strerror}\n".encode())
     finally:

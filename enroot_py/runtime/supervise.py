@@ -30,7 +30,7 @@ _MAX_CHECKS = 200  # checks of a running program, a millisecond apart
 
 
 def fork() -> int:
-    """Fork a child for wait(). From now on no signal ends the parent, and the child ends with the parent."""
+    """Fork a child for wait(). The parent blocks the signals that wait() forwards. The child ends with the parent."""
     mask, child = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE), 0
     lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # only the parent keeps ``held`` open
     try:
@@ -73,7 +73,7 @@ def wait(child: int) -> int:
         if pid:
             os.kill(os.getpid(), SIGSTOP)
         caught = sigwaitinfo(signals.CATCHABLE)
-        if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # a SIGCHLD that a process has sent
+        if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # forward SIGCHLD only if a process has sent it
             _forward(child, caught.si_signo, from_kernel=caught.si_code == _SI_KERNEL)
 
 
