@@ -1,4 +1,4 @@
-"""A zygote: a child of the launcher that clones the first processes of containers of one squashfs file.
+"""A zygote: a child of the launcher that clones process 1 of each container of one squashfs file.
 
 A container of a squashfs file runs in a user namespace below the namespace of the FUSE server: sharing.py. The launcher
 cannot enter the server's namespace, because it could not return. So it forks a zygote, which enters the namespace once.

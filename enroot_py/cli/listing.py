@@ -43,7 +43,7 @@ def write(text: str) -> None:
 
 
 def fancy_table(settings: Settings) -> str:
-    """Return enroot's table with the processes of running containers."""
+    """Return enroot's table: the names of idle containers, then the running containers with their processes."""
     running = processes.running(settings)
     idle = set(containers.names(settings)) - {process.name for process in running}
     names = _Detached(settings, running)
