@@ -215,7 +215,7 @@ def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
-    """Return whether to copy all host files: ``forked`` starts follow no changes, ``nested`` ones have locked mounts."""
+    """Return whether to copy all host files: ``forked`` starts follow no changes, ``nested`` mounts are locked."""
     return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
