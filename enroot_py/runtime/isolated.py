@@ -175,7 +175,9 @@ def _is_sysfs_refused(option: str) -> bool:
         with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
             return False
     except PermissionError:
-        log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}, because parts of it are covered")
+        log.warn(
+            f"{option}: /sys shows the network devices of {os.uname().nodename}, because parts of /sys are covered"
+        )
         return True
 
 

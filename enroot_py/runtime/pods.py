@@ -42,11 +42,11 @@ def advice(error: OSError, proc: str = "/proc") -> str:
     if error.errno == errno.EACCES:
         profile = _profile(proc)
         subject = f"AppArmor's profile {profile}" if profile else "a security module, such as AppArmor or SELinux,"
-        return f"{subject} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
+        return f"{subject} refuses it on {node}: set appArmorProfile: {{type: Unconfined}} in a pod's securityContext"
     if error.errno in (errno.EPERM, errno.ENOSYS) and _status(proc, "Seccomp") == _FILTERED:
         return (
-            f"a seccomp filter refuses it on {node}: seccompProfile: {{type: Unconfined}} in the securityContext of a "
-            "pod, or a profile that allows unshare, setns, pivot_root and the calls that mount"
+            f"a seccomp filter refuses it on {node}: set seccompProfile: {{type: Unconfined}} in a pod's "
+            "securityContext, or use a profile that allows unshare, setns, pivot_root and the calls that mount"
         )
     if error.errno == errno.EPERM:
         return f"not allowed on {node}: a chroot, a container's seccomp filter or a security module forbids it"
@@ -62,8 +62,8 @@ def too_revealing() -> str:
     if not any(mount.target.startswith("/proc/") and mount.fstype in covers for mount in mountinfo.read()):
         return ""
     return (
-        "parts of /proc are covered here, as in a pod: procMount: Unmasked with hostUsers: false, or privileged: true, "
-        "in its securityContext"
+        "parts of /proc are covered here, as in a pod: set privileged: true in its securityContext, or "
+        "procMount: Unmasked there and hostUsers: false in its spec"
     )
 
 

@@ -203,7 +203,7 @@ def find(target: str, settings: Settings) -> int:
             pass  # another user's process: the target may be a job with the same number
         else:
             if outside:
-                hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
+                hint = f"penroot list --fancy shows running containers; to join a step of a job: penroot exec {pid}.0"
                 raise ContainerError(f"process {pid} is not in a container", hint=hint)
             return pid
     if member := _of_record(target, settings) or _named(target, settings):
