@@ -71,7 +71,7 @@ def enter(
     namespace, and stay mounted.
 
     ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: enter.Start. ``beside`` is
-    called after this process has entered the PID namespace and before it enters the others. So the processes that
+    called after this process has entered the PID namespace and before it enters the others: the processes that
     ``beside`` starts end with the container. ``beside`` returns the namespaces that belong to the first user namespace
     even if the container is ``nested``. Returns a descriptor of the second user namespace if it exists already, else
     -1. Raises NamespaceError.

@@ -38,7 +38,7 @@ _FUSE_DEVICE = os.makedev(10, 229)
 class Entry:
     """The entry of an image file: its running server, or the lock for a new server.
 
-    ``pidfd`` is the running server, ``lock`` the descriptor that a new server must inherit. Each may be -1.
+    ``pidfd`` is the running server. ``lock`` is the descriptor that a new server must inherit. Each may be -1.
     """
 
     __slots__ = ("key", "lock", "pid", "pidfd", "_device")
