@@ -64,7 +64,7 @@ class Bundle:
         mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
         if not carried.installed("squashfuse_ll", "squashfuse"):
-            log.warn("squashfuse is not installed on this host: the bundle will unpack its image at every run")
+            log.warn("squashfuse is not installed here: hosts without squashfuse will unpack the image at every run")
         with _readable(self.image, self.settings) as source:
             runtime = self._runtime(source)
             try:

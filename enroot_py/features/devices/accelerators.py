@@ -225,7 +225,7 @@ class VendorPlan:
     def _is_number(self, device: Accelerator, number: str) -> bool:
         """Check whether ``number`` is Slurm's number of a device.
 
-        Slurm uses the index of the device, or before Slurm 21.08 the number of its node.
+        Slurm's number is the index of the device. Before Slurm 21.08, it is the number in the name of the device node.
         """
         if not number.isdecimal():
             return False

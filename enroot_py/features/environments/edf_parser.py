@@ -72,7 +72,7 @@ _FORMS = {
 _BARE_NAME = re.compile(r"(?<!\$)((?:\$\$)*)\$([A-Za-z_]\w*)", re.ASCII)
 _DUPLICATE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # tomllib's messages about duplicates
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
-# CSCS hooks that we replace. The same annotation enables our replacement.
+# CSCS hooks that we replace. The annotation that enables a hook at CSCS enables our replacement.
 REPLACED_HOOKS = frozenset(("cxi", "aws_ofi_nccl"))
 _SARUS = "com.sarus."  # annotations of Sarus Suite
 _NETSTACK = "com.hooks.netstack."  # annotations that select CSCS's Slingshot libraries built for containers

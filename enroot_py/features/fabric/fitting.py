@@ -163,7 +163,7 @@ class Fitting:
                     pending.append(dependency)
                 else:
                     node, refusal = os.uname().nodename, self.stock.refused.get(name, "")
-                    lack = f"{node}'s cannot be used: {refusal}" if refusal else f"{node} has none"
+                    lack = f"{node}'s library cannot be used: {refusal}" if refusal else f"{node} has none"
                     reasons.append(f"{library.path} needs {name}, which the image lacks, and {lack}")
         return brought, list(dict.fromkeys(reasons))
 

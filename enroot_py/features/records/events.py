@@ -84,7 +84,7 @@ class Event:
             self._sink.write(self.line(error))
 
     def phase(self, name: str) -> None:
-        """End the phase ``name``. It began when the previous phase ended, or the first phase when the event began."""
+        """End the phase ``name``. It began when the previous phase ended, or else when the event began."""
         now = time.monotonic()
         self.add(name, now - self._marked)
 

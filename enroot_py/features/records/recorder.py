@@ -10,8 +10,8 @@ from enroot_py.features.records.settings import RecordSettings
 def begin(kind: str, settings: Rows, timed: bool, facts: dict[str, str | int], around: Event | None) -> Event | None:
     """Begin an event and return it, or return None if nothing needs it.
 
-    The event is needed if the settings name a destination, if the times are requested (``timed``), or within an outer
-    event ``around``.
+    The event is needed if the settings name a destination, if the times are requested (``timed``), or if there is an
+    outer event ``around``.
     """
     where = RecordSettings(settings).events
     return Event(kind, where, facts, around) if where or timed or around is not None else None

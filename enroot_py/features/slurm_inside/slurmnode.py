@@ -105,7 +105,7 @@ class SlurmNode:
         )
 
     def _find_libraries(self) -> list[str]:
-        """Return library directories in search order: from ld.so.conf, built into the loader, in Slurm's prefix."""
+        """Return library directories in search order: of ld.so.conf, then of the loader, then of Slurm's prefix."""
         configured = _directories("/etc/ld.so.conf", 0)
         in_prefix = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
         usual = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
@@ -172,7 +172,7 @@ def _is_ours(plugin: Plugin) -> bool:
 
 
 def in_this_version(path: str) -> str:
-    """Return ``path``, or for a file in the link to the current version the same file of the running version.
+    """Return ``path``. If its directory is the link to the current version, return this file of the running version.
 
     After an upgrade, the link points to another version than the running one: base/versions.py.
     """
@@ -181,7 +181,7 @@ def in_this_version(path: str) -> str:
 
 
 def _library(plugin: Plugin) -> str:
-    """Return the directory of the plugin's Python packages: beside the plugin, else this installation's."""
+    """Return the directory of the plugin's Python packages: the plugin's own directory, else this installation's."""
     directory = os.path.dirname(in_this_version(plugin.path))
     return directory if os.path.exists(f"{directory}/pyxis_py/__init__.py") else LIBRARY
 

@@ -191,7 +191,7 @@ def _evidence(repository: Repository, digest: str, named: str) -> Iterator[Evide
 
 
 def _loads(data: bytes) -> Evidence:
-    """Parse a record of evidence; a damaged record is empty evidence."""
+    """Parse a record of evidence. Return empty evidence for a damaged record."""
     try:
         return signatures.loads(data)
     except ValueError as e:

@@ -81,7 +81,10 @@ def canonical(scope: str) -> str:
 
 
 def canonical_scope(scope: str, where: str) -> str:
-    """Return a valid scope with the canonical spelling of its host. Raises ConfigError for a scope without images."""
+    """Return a valid scope with the canonical spelling of its host.
+
+    Raises ConfigError if no image can be in the scope.
+    """
     host, _, rest = scope.partition("/")
     bare = rest.partition("@")[0].partition(":")[0]
     hint = ""

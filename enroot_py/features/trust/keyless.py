@@ -143,7 +143,7 @@ class Logged:
 
 
 class Identified:
-    """An e-mail address that Fulcio's authorities certify. Raises ConfigError for malformed authorities."""
+    """An e-mail address that Fulcio's authorities certify. Raises ConfigError for malformed certificates of these."""
 
     def __init__(self, fulcio: Fulcio, log: Log) -> None:
         from cryptography import x509

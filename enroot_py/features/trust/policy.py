@@ -165,7 +165,7 @@ class Policy:
             elif members:
                 key, member = next(iter(members.items()))
                 raise ConfigError(
-                    f"{member.where}: unknown key {key!r} of {kind}", hint=f"{kind} has only the key type"
+                    f"{member.where}: unknown key {key!r} of {kind}", hint=f'{kind} has no other key than "type"'
                 )
             else:
                 yield Requirement(kind, item.where)
@@ -185,7 +185,7 @@ class Policy:
         if names == ["fulcio"]:
             if not rekor:
                 message = (
-                    f"{item.where}: fulcio needs the key of a transparency log: its certificates expire in minutes"
+                    f"{item.where}: fulcio needs the key of a transparency log: its own certificates expire in minutes"
                 )
                 raise ConfigError(message, hint='write "rekorPublicKeyPath": "/etc/…/rekor.pub"')
             fulcio = self._fulcio(members["fulcio"])

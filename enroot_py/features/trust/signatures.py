@@ -42,7 +42,7 @@ _STATEMENT, _SIGNED = "https://in-toto.io/Statement/v1", "https://sigstore.dev/c
 _PREDICATE = "dev.sigstore.bundle.predicateType"  # an optional annotation
 _IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-# Limits for a hostile registry.
+# Limits against a hostile registry.
 MAX_SIGNATURES = 50  # per manifest; cosign appends new ones
 _MAX_REFERRERS = 8
 _MAX_STORED_SIGNATURES = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES

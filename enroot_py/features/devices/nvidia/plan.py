@@ -104,7 +104,7 @@ class Plan:
         self._add_direct()
 
     def _select_allocated(self, allocated: str) -> Selection:
-        """Return the selected GPUs of the step. Warn about selected GPUs that are not the step's.
+        """Return the selected GPUs of the step. Warn about selected GPUs that the step does not have.
 
         If the masks of the step's tasks number all GPUs of the node, set PENROOT_GPUS in the container's environment.
         """
@@ -160,7 +160,7 @@ class Plan:
     def _by_cdi(self, words: list[str], *, must: bool) -> bool:
         """Add the devices by a CDI specification. Return False if no valid specification describes them.
 
-        With ``must``, raise HookError instead.
+        With ``must``, raise HookError instead of returning False.
         """
         if not must and not any(self.host.list(directory) for directory in cdi.DIRECTORIES):
             return False
@@ -194,7 +194,7 @@ class Plan:
         return HookError(f"CDI: {reason}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
 
     def _run_container_cli(self, selection: Selection) -> None:
-        """Let nvidia-container-cli(1) configure the container, in the mode of the same name."""
+        """Let nvidia-container-cli(1) configure the container: PENROOT_NVIDIA_MODE."""
         self.gpus.hide_others(self.edits, self.gpus.nodes(selection))
         command = ["nvidia-container-cli", "--user"]
         command += ["--debug=/dev/stderr"] if "NVIDIA_DEBUG_LOG" in self.context.host else []

@@ -16,7 +16,7 @@ _PROC = "/proc/driver/nvidia"
 
 
 class GPU:
-    """One GPU. ``index`` is nvidia-smi's, which numbers GPUs that have a node by PCI address; -1 without a node."""
+    """One GPU. ``index`` is its index in nvidia-smi: by PCI address, among the GPUs with a node; -1 without a node."""
 
     __slots__ = ("index", "minor", "bus", "uuid", "model")
 
