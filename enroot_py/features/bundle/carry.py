@@ -40,7 +40,7 @@ HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
-# Modules of a feature that a start imports: the names of sockets in base/features.py.
+# A start imports these modules of a feature. They are named after sockets: base/features.py.
 _SOCKETS = {"settings", "outside", "start", "recorder"}
 _LAZY_PACKAGES = ("base", "config", "runtime", "features")  # in these packages, imports within functions count too
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # imported by Python itself

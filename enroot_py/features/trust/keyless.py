@@ -143,7 +143,7 @@ class Logged:
 
 
 class Identified:
-    """An e-mail address that Fulcio's authorities certify. Raises ConfigError for malformed certificates of these."""
+    """An e-mail address that Fulcio's authorities certify. Raises ConfigError if their certificates are malformed."""
 
     def __init__(self, fulcio: Fulcio, log: Log) -> None:
         from cryptography import x509
