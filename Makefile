@@ -110,8 +110,8 @@ $(VENV)/docs: $(VENV)/done
 	$(VENV)/bin/pip install --quiet --editable '.[docs]'
 	@touch $@
 
-# A #! line takes one argument: -IS ignores the caller's environment and site-packages, which take most of the start-up
-# time.
+# A #! line takes one argument: -IS. With it, Python ignores the caller's environment, and site-packages, which take
+# most of the start-up time.
 launcher = sed -e 's,@PYTHON@,$(PYTHON),' -e 's,@LIBRARY@,$(LIBDIR),' -e 's,@MODULE@,$(1),' configs/launcher > $(2).new && \
 	chmod 755 $(2).new && mv -f $(2).new $(2)
 # A package build installs to ROOT. The programs below run modules in MODULES, because NEW may be for another machine.

@@ -25,7 +25,7 @@ IMAGE = "bench/pytorch"
 # disk is the bottleneck.
 MAX_FIRST_RATIO = 2.2
 MAX_WRITTEN_RATIO = 1.02
-# By name: a program, and its budgets with layers and with the file, as ratios to the unpacked directory.
+# By name: a program, and its budgets in a container of layers and of a file, as ratios to an unpacked directory.
 PROGRAMS = {
     "import torch": ("import torch", 1.1, 1.3),
     "read all .py": (

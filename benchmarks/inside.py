@@ -1,4 +1,4 @@
-"""This program runs inside the container. It runs the test that each line of stdin names, and prints its seconds."""
+"""This program runs inside the container. For each line of stdin, it times the test of this name."""
 
 from __future__ import annotations
 

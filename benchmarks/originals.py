@@ -1,7 +1,8 @@
 """Compare penroot with enroot and pyxis: the first use of an image, the next use, a step, the first use on four nodes.
 
-PENROOT_BENCH_ENROOT names the prefix of an installed enroot, PENROOT_BENCH_PYXIS the spank_pyxis.so of pyxis. Slurm
-cannot load both plugins at once, so one lab follows the other. docs/static/figures.svg shows the seconds.
+PENROOT_BENCH_ENROOT is the prefix of an installed enroot. PENROOT_BENCH_PYXIS is the path of pyxis's spank_pyxis.so.
+Slurm cannot load both plugins at once, so two labs run one after the other. The chart of the seconds is
+docs/static/figures.svg.
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ ROWS = ("first use", "next use", "step in a named container", f"first use on {NO
 
 
 def bench_originals(rounds: int) -> bool:
-    """Print the table and draw the chart, if enroot and pyxis are there."""
+    """Print the table and draw the chart, if enroot and pyxis are installed."""
     enroot, pyxis = (os.environ.get(f"PENROOT_BENCH_{name}") for name in ("ENROOT", "PYXIS"))
     if not enroot or not pyxis:
         print("\npenroot beside enroot + pyxis: MISSING, set PENROOT_BENCH_ENROOT and PENROOT_BENCH_PYXIS")

@@ -37,6 +37,6 @@ if __name__ == "__main__":
     with urllib.request.urlopen(request) as answer:
         layers = sorted(json.load(answer)["layers"], key=lambda layer: -layer["size"])
     work = [(f"{registry}/v2/{repository}/blobs/{x['digest']}", f"{directory}/{n}") for n, x in enumerate(layers)]
-    # Python 3.14 starts workers from a fork server by default, which cannot find a program of python3 -c.
+    # By default, Python 3.14 starts workers from a fork server, which cannot load a program given to python3 -c.
     with ProcessPoolExecutor(len(os.sched_getaffinity(0)), get_context("fork")) as pool:
         list(pool.map(unpack, work))

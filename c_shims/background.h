@@ -51,11 +51,11 @@ static int penroot_background_fork(void *unused)
 	return (int)syscall(SYS_exit, 0);
 }
 
-/* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`,
- * in ascending order, as the descriptors from 3 on. With `delay_ms`, the program is executed after this time, unless before
- * that the first of `fds` becomes readable or its other end is closed. With `orphan`, the program is no child of this process,
- * and the returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in
- * memory. Returns the process to wait for, or -1 with errno. Call this function only once. */
+/* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`, in
+ * ascending order, as the descriptors from 3 on. With `delay_ms`, wait for this time first: if meanwhile the first of `fds` becomes
+ * readable, or its other end is closed, the program is not executed. With `orphan`, the program is no child of this process, and
+ * the returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in memory.
+ * Returns the process to wait for, or -1 with errno. Call this function only once. */
 static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)
 {
 	sigset_t all, before;

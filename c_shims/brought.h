@@ -1,4 +1,4 @@
-/* Names for the node's Slurm inside a container: enroot_py/features/slurm_inside. */
+/* Where --container-slurm puts the node's Slurm in a container: enroot_py/features/slurm_inside. */
 #ifndef PENROOT_BROUGHT_H
 #define PENROOT_BROUGHT_H
 

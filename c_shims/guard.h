@@ -1,7 +1,7 @@
 /* Continue this process as a grandchild of itself. The child between the two executes a program that watches the grandchild.
  *
- * Two calls of fork(2) would copy the memory of a Python process twice, page by page as the processes write to it. This takes
- * 4 ms of a processor. So vfork(2) makes the child: only the grandchild is a copy of this process.
+ * Two calls of fork(2) would copy the memory of a Python process twice, page by page as the processes write to it: 4 ms of CPU
+ * time. So vfork(2) makes the child: only the grandchild is a copy of this process.
  */
 #ifndef PENROOT_GUARD_H
 #define PENROOT_GUARD_H
@@ -15,8 +15,8 @@
 
 enum { GUARD_FAILED = 125 };
 
-/* Fork the child and the grandchild. The child executes `path` with three arguments, `name`, the PID of the grandchild and `word`,
- * and without an environment. Its only descriptors are stderr and 3, which is `fd`. The child becomes the parent of orphans:
+/* Fork the child and the grandchild. The child executes `path` without an environment. Its argv is `name`, the PID of the
+ * grandchild and `word`. Its only descriptors are stderr and 3, a copy of `fd`. The child becomes the parent of orphans:
  * PR_SET_CHILD_SUBREAPER. Returns 0 in the grandchild, otherwise the PID of the child, or -1 with errno. The caller must have
  * blocked all signals. */
 static inline int penroot_fork_below(const char *path, const char *name, const char *word, int fd)
@@ -39,7 +39,7 @@ static inline int penroot_fork_below(const char *path, const char *name, const c
 		return 0; /* the grandchild has a copy of the stack */
 	if (grandchild > 0) {
 		(void)snprintf(number, sizeof(number), "%d", grandchild);
-		(void)close(STDIN_FILENO); /* so that a pipe of the caller ends with the command */
+		(void)close(STDIN_FILENO); /* a reader of the caller's pipe waits for the grandchild only */
 		(void)close(STDOUT_FILENO);
 		if (fd == STDERR_FILENO + 1)
 			(void)fcntl(fd, F_SETFD, 0);

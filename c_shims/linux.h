@@ -102,7 +102,7 @@ static inline int linux_openat2(int dirfd, const char *path, uint64_t flags, uin
 
 /*
  * fork(2) with `flags`. Only a process with a single thread may call this: the C library does not notice the fork. With
- * CLONE_PARENT, the end of the child sends the same signal to the parent as the end of this process.
+ * CLONE_PARENT, the child is a sibling of this process, and their parent gets the same signal when either ends.
  */
 static inline int linux_clone3(uint64_t flags)
 {

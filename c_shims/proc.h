@@ -1,4 +1,4 @@
-/* Descriptors that close themselves, and small files of /proc: for the SPANK plugin and the static programs. */
+/* For the SPANK plugin and the static programs: descriptors that close themselves, and reading of small files in /proc. */
 #ifndef PENROOT_PROC_H
 #define PENROOT_PROC_H
 

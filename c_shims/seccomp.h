@@ -1,4 +1,5 @@
-/* Remove privileges of a process that will execute a program of an image: for Python and the SPANK plugin. */
+/* Remove privileges of a process before it executes a program of an image. The Python extension and the SPANK plugin include this
+ * header. */
 #ifndef PENROOT_SECCOMP_H
 #define PENROOT_SECCOMP_H
 
@@ -37,8 +38,8 @@ static inline int penroot_drop_capabilities(void)
 	return errno == EINVAL ? linux_capset(0, 0, 0) : -1; /* EINVAL: there is no such capability */
 }
 
-/* Check whether a descriptor of the caller leads out of the container. A directory or an O_PATH descriptor does so by openat(2)
- * and /proc/self/fd, a namespace by setns(2). */
+/* Check whether a program could leave the container through a descriptor of the caller: through a directory or an O_PATH descriptor
+ * (openat(2), /proc/self/fd), or through a namespace (setns(2)). */
 static inline int penroot_leads_out(int fd, int flags)
 {
 	struct statfs system;
@@ -52,8 +53,8 @@ static inline int penroot_leads_out(int fd, int flags)
 }
 
 /* Withhold from the program the caller's descriptors that lead out of the container: execve(2) closes them. If stdin, stdout or
- * stderr is such a descriptor, /dev/null replaces it, opened so that reading or writing fails as before. Call this while /proc is
- * the /proc of the node. Returns 0, or -1 with errno. */
+ * stderr is such a descriptor, /dev/null replaces it, opened such that reading stdin fails, and writing stdout or stderr fails, as
+ * on a directory. Call this while /proc is the /proc of the node. Returns 0, or -1 with errno. */
 static inline int penroot_withhold_descriptors(void)
 {
 	DIR *entries = opendir("/proc/self/fd");

@@ -2,7 +2,7 @@
 
 import sys
 
-from enroot_py.base.pack import LIBRARY as LIBRARY  # this import also makes Python import from the pack
+from enroot_py.base.pack import LIBRARY as LIBRARY  # the pack: compiled modules in one file, used from here on
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from enroot_py.base.errors import RegistryError as RegistryError
     from enroot_py.base.errors import UsageError as UsageError
 
-# The public names and their modules. A start imports none of them.
+# public name -> module that __getattr__() imports when the name is first used
 _PUBLIC = {
     **dict.fromkeys(("Container", "Image", "pull", "run"), "api.container"),
     "Process": "api.process",
@@ -34,7 +34,7 @@ _PUBLIC = {
 }
 __all__ = list(_PUBLIC)
 __version__ = "1.0.0rc2"
-ENROOT_VERSION = "4.2.1"  # penroot is compatible with this version; scripts compare it
+ENROOT_VERSION = "4.2.1"  # the version of enroot with which penroot is compatible; scripts compare it
 
 
 def version() -> str:

@@ -1,4 +1,4 @@
-"""The errors for hooks of a site. This module name is stable."""
+"""The error that hooks of a site raise. The name of this module stays the same in later versions."""
 
 from __future__ import annotations
 

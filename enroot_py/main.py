@@ -1,4 +1,4 @@
-"""Entry point of ``penroot``. start, batch, version, --help and the verbs of cli/quick.py run without click."""
+"""Entry point of ``penroot``. start, batch, version, --help and the verbs of cli/quick.py do not import click."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ if TYPE_CHECKING:
 
 
 QUICK = ("cp", "exec", "list", "logs", "ps", "stop", "wait")  # the keys of quick.VERBS
-# By verb: the line of the pack with the modules that the verb imports, see base/pack.py.
+# verb -> line with the modules of the verb, in the file of compiled modules: base/pack.py
 _LINES = {"start": "start", "batch": "start", **dict.fromkeys(QUICK, "exec"), "list": "list"}
 
 
 def main(command: Callable[[list[str]], int] | None = None) -> None:
-    """Run this process's command line with ``command`` (default: penroot's), and exit with its status."""
+    """Call ``command`` (default: _run) with this process's arguments, and exit with the status that it returns."""
     import _signal
 
     from enroot_py.base import pack
@@ -31,7 +31,7 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
         pack.load(line)
     from enroot_py.base.errors import PenrootError, cause
 
-    # A process inherits an ignored SIGCHLD from its parent. The kernel would then drop the exit status of our
+    # If the parent ignores SIGCHLD, this process inherits that. The kernel would then drop the exit statuses of our
     # children, and Python would report success.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
@@ -51,7 +51,7 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
     except KeyboardInterrupt:
         sys.exit(130)
     except BrokenPipeError:
-        # The reader of stdout has gone: discard the rest.
+        # The reader of stdout has gone: discard the rest of the output.
         os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
         sys.exit(141)
     except ImportError as e:
@@ -72,15 +72,15 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
         sys.exit(1)
     finally:
         # Skip the three garbage collections at exit. An exception and its traceback are a cycle, which may include a
-        # struct sequence such as pwd.getpwuid()'s. If the last collection clears its type first, CPython 3.11 prints a
-        # SystemError, because structseq_dealloc() reads the length from the type.
+        # struct sequence, such as the result of pwd.getpwuid(). If the last collection clears the type of the struct
+        # sequence first, CPython 3.11 prints a SystemError, because structseq_dealloc() reads the length from the type.
         gc.freeze()
 
 
 def _open_standard_streams() -> None:
     """Open /dev/null for closed standard streams: stdin write-only and stdout read-only, so that I/O fails.
 
-    Otherwise the next open(2) would return the number of a closed stream, and output would go to the opened file.
+    If a stream stayed closed, the next open(2) would return its number, and output would go to the opened file.
     """
     for number, flags in ((0, os.O_WRONLY), (1, os.O_RDONLY), (2, os.O_RDWR)):
         try:
@@ -123,12 +123,12 @@ def _run(arguments: list[str]) -> int:
 
     gc.freeze()
     gc.enable()
-    os.umask(os.umask(0o077) & 0o077)  # the owner can always use new files
+    os.umask(os.umask(0o077) & 0o077)  # a umask must not keep us from using our new files
     return cli(arguments)
 
 
 def _help() -> str:
-    """Return the packed help text, or "" if click prints another text for this program name or terminal width."""
+    """Return the help text of the pack, or "" if click would print another text for this program name or width."""
     from enroot_py.base import pack
 
     if os.path.basename(sys.argv[0]) != "penroot":
@@ -138,7 +138,7 @@ def _help() -> str:
     try:
         columns = columns or os.get_terminal_size(1).columns
     except OSError:
-        pass  # no terminal: no limit
+        pass  # stdout is not a terminal: the width is not limited
     return "" if 0 < columns < 80 else pack.help_text()
 
 
@@ -158,7 +158,7 @@ def _report(error: OSError) -> None:
 
     try:
         from enroot_py.base import filesystems
-    except ImportError:  # in the container, after rootfs.import_no_files()
+    except ImportError:  # in the container: rootfs.import_no_files() forbids imports
         log.error(str(error))
         return
     message, hint = filesystems.in_words(error)

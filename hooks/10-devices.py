@@ -1,6 +1,6 @@
 """Give the container a private /dev if ENROOT_RESTRICT_DEV is on.
 
-By default, it is on for root without ENROOT_ALLOW_SUPERUSER.
+By default, this setting is on for root without ENROOT_ALLOW_SUPERUSER.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ def entry(name: str, *fields: object) -> str:
 
 
 def home(directory: str) -> str:
-    """Return the home directory, or / if passwd(5) cannot hold it. In that case only the variable HOME has it."""
+    """Return the home directory, or / if passwd(5) cannot hold it. In that case only the variable HOME names it."""
     if ":" in directory or "\n" in directory:
         log.warn(f"/etc/passwd cannot hold the home directory {directory!r} and has / instead; HOME is correct")
         return "/"

@@ -42,7 +42,7 @@ common::getpwent() { # print the caller's line of the host's passwd(5)
     getent passwd "${uid}" || printf 'user%s:x:%s:%s::/:/bin/sh\n' "${uid}" "${uid}" "$(common::id gid)"
 }
 
-common::getgrent() { # print the caller's line of the host's group(5)
+common::getgrent() { # print the line of the caller's group in the host's group(5)
     local gid
     gid=$(common::id gid)
     getent group "${gid}" || printf 'group%s:x:%s:\n' "${gid}" "${gid}"

@@ -1,8 +1,8 @@
 #!/bin/bash
 # Run a configuration script and its functions, in the order of enroot(1): environ, hooks.d, hooks, mounts.
-# Between the functions this process stops, and penroot does its part. The output of environ goes to ENROOT_ENVIRON,
-# the output of mounts to a file, and the output of hooks is discarded. The body of a function rc goes to a file, which
-# penroot uses in place of /etc/rc.
+# Before each function this process stops itself, so that penroot can do its part, such as running hooks.d. The output of
+# environ goes to ENROOT_ENVIRON, the output of mounts to a file, and the output of hooks is discarded. The body of a
+# function rc goes to a file, which penroot uses in place of /etc/rc.
 # Arguments: the script, the directory of the output files, the command of the container.
 set -euo pipefail
 shopt -s lastpipe
@@ -10,7 +10,7 @@ shopt -s lastpipe
 readonly _penroot_conf=$1 _penroot_out=$2
 shift 2
 
-_penroot_stop() { # tell penroot the exported variables, and wait until it continues this process
+_penroot_stop() { # pass the exported variables to penroot, and wait until penroot continues this process
     local name IFS=$'\n'
     for name in $(compgen -e); do
         printf '%s=%s\0' "${name}" "${!name}"

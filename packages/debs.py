@@ -1,4 +1,7 @@
-"""Unpack Debian packages without installing them: they are for another machine or release, or conflict with others."""
+"""Unpack Debian packages without installing them.
+
+They are for another machine or release, or conflict with installed packages.
+"""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ from packages.vendored import PYTHONS
 MAINTAINER = "penroot maintainers <maintainers@penroot.invalid>"
 LICENCE = "Apache-2.0"
 
-LIBRARY = "usr/lib/penroot-package"  # scripts/packaged makes a version of it: /usr/lib/penroot-versions/…
+LIBRARY = "usr/lib/penroot-package"  # scripts/packaged makes a version from these files: /usr/lib/penroot-versions/…
 SETUP = "/usr/libexec/penroot/packaged"
 
 

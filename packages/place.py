@@ -1,4 +1,4 @@
-"""Facts that all modules of the build share: its directory, the version, the commit, and the time of all files."""
+"""Facts that all modules of the build share: the directories, the version, the commit, and the time of all files."""
 
 from __future__ import annotations
 

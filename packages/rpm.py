@@ -103,9 +103,9 @@ AutoReqProv: no
 
 
 def trigger(package: Package) -> str:
-    """Return the trigger that runs scripts/packaged after a transaction with a watched file or with the package itself.
+    """Return the trigger for scripts/packaged. It fires after a transaction with a watched file or the package itself.
 
-    rpm(8) matches only directories, and passes their files to the trigger's script on stdin.
+    rpm(8) can watch only directories. It passes the changed files in them to the trigger's script on stdin.
     """
     directories = sorted({os.path.dirname(path) for path in package.watches})
     patterns = " ".join(f"-e ^{path}" for path in package.watches)

@@ -1,6 +1,6 @@
-"""Build penroot-VERSION-MACHINE.tar.xz: the tree without package files.
+"""Build penroot-VERSION-MACHINE.tar.xz: the tree without the files that only deb and rpm need.
 
-It can be unpacked at any path, also on a shared file system.
+The archive can be unpacked at any path, also on a shared file system.
 """
 
 from __future__ import annotations

@@ -29,7 +29,7 @@ WHEELS_FOR = "manylinux_2_34"
 CONSTRAINTS = PROJECT / "packages/constraints.txt"
 FLAGS = "-O2 -g0 -fPIC -ffile-prefix-map={source}=. -Wl,--build-id=none"
 DOC = "usr/share/doc/penroot"
-# Pages outside docs/ to which pages of docs/ link, at the same relative paths.
+# Pages outside docs/ that pages of docs/ link to. They are installed at the same relative paths.
 PAGES = (
     *("README.md", "CHANGELOG.md", "CONTRIBUTING.md", "SECURITY.md", "hooks/README.md"),
     *("packages/README.md", "packages/ansible/README.md", "c_shims/programs/README.md", "c_shims/spank/README.md"),

@@ -1,9 +1,12 @@
 """The helper process, which the SPANK plugin executes. The helper makes and holds the container of a step.
 
 ``main`` is entered with a socket as fd 3; c_shims/spank/README.md has the protocol. Each process serves one verb:
-``check`` at submit, ``step`` during a step on a node, ``ahead`` like ``step`` but started before the first task,
-``finish`` after the last task if the helper of the step was killed, ``epilog`` after a job that left containers or
-other files.
+
+check   at submit
+step    during a step on a node
+ahead   like step, but started before the first task
+finish  after the last task, if the helper of the step was killed
+epilog  after a job that left containers or other files
 """
 
 from __future__ import annotations
@@ -51,7 +54,7 @@ def main() -> None:
                 f"the plugin does not match penroot {__version__}: it has protocol {job.protocol}, not {PROTOCOL}",
                 hint="systemctl restart slurmd; if you built the plugin yourself: pyxis-py install",
             )
-        # Logins, proxies and credential helpers of the user; PATH and LC_ALL stay the plugin's.
+        # The job's variables choose logins, proxies and credential helpers. PATH and LC_ALL keep the plugin's values.
         os.environ.update({**job.host(), **os.environ})
         serve = _VERBS.get(sys.argv[1])
         if serve is None:
@@ -130,7 +133,7 @@ def _offer(job: Job, wish: Wish, digest: str, allocation: Job) -> Any:
 
 
 def hold(job: Job, channel: Channel) -> None:
-    """Make the step's container, answer the first task, then admit the others until the step ends."""
+    """Make the step's container, answer the first task, then admit the other tasks until the step ends."""
     from pyxis_py.node.container import Container
     from pyxis_py.node.held import Held
     from pyxis_py.node.step import Step

@@ -20,7 +20,8 @@ def pytest_configure(config: pytest.Config) -> None:
     config.addinivalue_line("markers", "soak: loops and fuzzing; short by default, long with --soak")
     config.addinivalue_line("markers", "gpu: needs a GPU")
     for kind, what in (("parity", "first words of lines"), ("security", "keys"), ("clusters", "headings")):
-        config.addinivalue_line("markers", f"{kind}(*texts): proves these {what} of docs/, see tests/docs/proofs.py")
+        text = f"{kind}(*texts): the test proves these statements of docs/, named by {what}: see tests/docs/proofs.py"
+        config.addinivalue_line("markers", text)
     # A shell's background jobs ignore some signals, and nohup ignores SIGHUP. Programs that tests start and end by
     # signals would inherit the ignored signals.
     signal.signal(signal.SIGINT, signal.default_int_handler)

@@ -1,4 +1,4 @@
-"""Fake hosts with AMD GPUs, Intel GPUs or Gaudis: trees of nodes and sysfs files."""
+"""Fake hosts with AMD GPUs, Intel GPUs or Gaudis: directory trees with device nodes and sysfs files."""
 
 from __future__ import annotations
 

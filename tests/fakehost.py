@@ -1,4 +1,4 @@
-"""Hosts with GPUs and HCAs as trees: the files that discovery reads, laid out like the drivers' files.
+"""Fake hosts with GPUs and HCAs: directory trees with the files of drivers that penroot reads to find devices.
 
 Shared libraries are real, compiled here, and ldconfig writes the loader's cache. For root, device nodes are real nodes
 of drivers that are not loaded: opening one gives ENXIO, not EACCES.
@@ -23,7 +23,7 @@ from enroot_py.runtime.hooks import OURS, Caller, Context
 VERSION = "535.104.05"
 TRIPLET = f"{os.uname().machine}-linux-gnu"
 BUSES = ("07", "0f", "47", "4e", "87", "90", "b7", "bd")  # PCI addresses in a DGX A100
-MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # the driver has probed the GPUs in another order than that of their addresses
+MINORS = (2, 3, 0, 1, 6, 7, 4, 5)  # the driver has not probed the GPUs in the order of their addresses
 MIG_GPUS = (6, 7)  # indexes of the GPUs with MIG devices
 # Libraries that a driver of this branch installs, and the suffix of each soname.
 LIBRARIES = {
@@ -344,7 +344,7 @@ class FakeHost:
         return self.file(f"{directory}/{name}", text)
 
     def _migs_of(self, minor: int) -> list[list[str]]:
-        """Return the nodes of a GPU's MIG devices, in addition to the GPU's own."""
+        """Return the nodes of each MIG device of a GPU, without the node of the GPU itself."""
         if not (self.root / f"proc/driver/nvidia/capabilities/gpu{minor}/mig").exists():
             return []
         numbers = [(cap_number(minor, gi), cap_number(minor, gi, ci)) for gi, ci in MIGS]
@@ -437,7 +437,7 @@ def consumer(root: pathlib.Path) -> FakeHost:
 
 
 def other_vendors(root: pathlib.Path) -> FakeHost:
-    """Build a host with two AMD GPUs and an Intel GPU, which a specification describes in part."""
+    """Build a host with two AMD GPUs and an Intel GPU, which a CDI specification describes in part."""
     host = FakeHost(root)
     host.standard_nodes()
     host.node("/dev/kfd", 240, 0)

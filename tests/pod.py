@@ -76,7 +76,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.add_argument(f"--{name}", action="store_true", help=field)
     parser.add_argument("--device", action="append", default=[], help="add a file of /dev, as a device plugin does")
     parser.add_argument("--host-path", action="append", default=[], help="add a file of /dev that the pod cannot open")
-    parser.add_argument("--volume", action="append", default=[], help="add an emptyDir or hostPath: a path here")
+    parser.add_argument("--volume", action="append", default=[], help="add an emptyDir or hostPath, from this path")
     parser.add_argument("--read-only-volume", action="append", default=[], help="add a volume with readOnly: true")
     parser.add_argument("command", nargs="+")
     options = parser.parse_args(arguments)

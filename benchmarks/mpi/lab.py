@@ -1,8 +1,9 @@
 """Run MPI and PyTorch on the host and in a container by turns, to check that a container costs nothing at run time.
 
-PENROOT_BENCH_TORCH names pip's package for the training, such as torch==2.13.0+cpu; torch from PyPI brings 5 GB of
-CUDA. The ratio is the median of the rounds' ratios, because the load of the machine is similar in both runs of a round.
-The error of the median is 1.25 standard deviations over the square root of the number of rounds.
+PENROOT_BENCH_TORCH names the package that pip installs for the training, such as torch==2.13.0+cpu. With torch from
+PyPI, pip downloads 5 GB of CUDA. The ratio is the median of the rounds' ratios, because the load of the machine is
+similar in both runs of a round. The error of the median is 1.25 standard deviations over the square root of the number
+of rounds.
 """
 
 from __future__ import annotations

@@ -1,1 +1,1 @@
-"""Benchmarks of the swarm: on slow links in the lab, in virtual time, and of the tracker alone."""
+"""Benchmarks of the swarm, docs/explanation/swarm.md: on slow links in the lab, in virtual time, its tracker alone."""

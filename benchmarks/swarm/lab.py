@@ -1,8 +1,8 @@
 """Measure one pull for all nodes of a step, on slow links, compared with one node and with nodes without a swarm.
 
-The seconds end when the last node has begun its task. CPU is the time of all processes: per node on average, of srun's
-host, and of the rest of the machine (the lab's registry, links and daemons). The simulation of such links predicts the
-seconds, without the time to start a container.
+The seconds last until the last node has begun its task. CPU is the time of all processes: per node on average, of
+srun's host, and of the rest of the machine (the lab's registry, links and daemons). The column ``predicted`` has the
+seconds of a simulation with such links, without the time to start a container.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LAYERS = (80, 70, 60, 40)  # MB, incompressible
 MAX_RATIOS = {2: 1.05, 4: 1.08, NODES: 1.15}  # duration, relative to one node
 MAX_CPU_S = 8.0  # per node
 MAX_STORED_RATIO = 1.1  # if all nodes have the image, relative to swarm=no
-_PAYLOAD = 1448 / 1514  # part of an Ethernet frame, with the headers of TCP and IPv4
+_PAYLOAD = 1448 / 1514  # fraction of an Ethernet frame that TCP over IPv4 leaves for data
 _TICKS = os.sysconf("SC_CLK_TCK")
 
 
@@ -150,7 +150,8 @@ def _image() -> Image:
     image = busybox()
     for number, size in enumerate(LAYERS):
         data = tar([entry(f"fill{number}", os.urandom(size * 1_000_000))])
-        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))  # stores; isal's lowest level adds bytes
+        # Level 0 stores the data; isal's lowest level would add bytes.
+        image.layers.append(Layer(data, blob=gzip.compress(data, 0)))
     return image
 
 

@@ -161,7 +161,7 @@ class Run:
     def set_trees(self, trees: int) -> None:
         """Set the number of trees: from the tracker's plan, or 1 if a node fetches before there is a plan."""
         self.trees = trees
-        self.whole = self.sizes / trees  # bytes of each blob by one tree
+        self.whole = self.sizes / trees  # bytes of each blob in one tree
         self.got = numpy.zeros((self.world.nodes, trees, len(self.sizes)))
 
     def index(self) -> None:
@@ -208,7 +208,10 @@ class Run:
             self.peers[child].downloaded(self.now, link, float(moved[row].sum()))  # type: ignore[arg-type]
 
     def fetch(self) -> None:
-        """Move bytes from the registry, whose rate all fetchers share. A fetcher can upload them by all trees."""
+        """Move bytes from the registry to the fetchers, which share its rate.
+
+        A fetcher can upload these bytes in all trees.
+        """
         world = self.world
         self.fetching = numpy.zeros(world.nodes)
         busy = [node for node, blobs in self.fetches.items() if any(left > 0 for left in blobs.values())]

@@ -11,9 +11,9 @@
  *                         Follow the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
  *                         at descriptor 3 closes.
  *
- * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so this program
- * binds the new file over it, read-only. A file of the container stays as it is if its mount is writable, or if its text is
- * not the old text of the host.
+ * Resolvers rename a new /etc/resolv.conf into place. A bind mount in a container still shows the old file, so this program binds
+ * the new file over it, read-only. This program leaves a file of the container alone if its mount is writable, or if its text is
+ * not the old text of the host's file.
  *
  * The files are checked every second: a user may have only 128 inotify(7) instances, but many containers on a node.
  */
@@ -51,7 +51,7 @@ static const char *lines[MAX_SERVERS];
 static size_t servers;
 static bool is_parent; /* PID is outside of the container, and waits for a child that is in it */
 
-/* Open a path beneath the directory `root`. No symlink leads out of it. */
+/* Open a path beneath the directory `root`. No symlink leads out of `root`. */
 static int open_in(int root, const char *path, int flags)
 {
 	path += strspn(path, "/");
@@ -219,7 +219,7 @@ static void update(pid_t pid)
 	}
 }
 
-/* Check whether a process is exiting or gone. When the process leaves its mount namespace, the FUSE servers end without an error. */
+/* Check whether a process is exiting or gone. Then its FUSE servers end because it leaves its mount namespace, which is no error. */
 static bool is_exiting(pid_t pid)
 {
 	struct process_stat stat;
@@ -227,7 +227,8 @@ static bool is_exiting(pid_t pid)
 	return !read_stat(pid, &stat) || stat.flags & EXITING;
 }
 
-/* When the pipe of a server, or the pidfd of a shared server, is ready: check whether the server has ended after its start. */
+/* Called when the pipe of a server, or the pidfd of a shared server, is ready. Returns whether the server has ended, if it had
+ * started. */
 static bool has_ended(struct pollfd *server, int pipe_, int pidfd)
 {
 	char started;
@@ -292,7 +293,8 @@ int main(int argc, char **argv)
 	/* Keep no pipe of the caller open: a reader would wait for this process. */
 	if (null < 0 || dup2(null, STDOUT_FILENO) < 0 || dup2(null, STDIN_FILENO) < 0 || (!servers && dup2(null, STDERR_FILENO) < 0))
 		return EXIT_FAILURE;
-	/* Root in the container could trace a process that enters the container. setns(2) does not change this flag. */
+	/* Root in the container could trace a process that enters the container: clear the dumpable flag. setns(2) does not set it
+	 * again. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return EXIT_FAILURE;
 	if (pid)

@@ -45,8 +45,8 @@ static bool caller_has_ended(void)
 }
 
 /* Reap children. With `stops`, stop this process if the command has stopped: then the caller's waitpid(2) reports the stop. SIGCONT
- * continues this process. It comes from the caller, or from the kernel when the caller ends. A command with a timeout must not stop
- * this process, which measures the time. Returns whether the command has ended. */
+ * continues this process: the caller sends it, or the kernel does when the caller ends. With a timeout, `stops` must be false,
+ * because this process measures the time. Returns whether the command has ended. */
 static bool reap(bool stops)
 {
 	int change;
@@ -94,7 +94,7 @@ static void send_below(pid_t parent, int number)
 		(void)closedir(tasks);
 }
 
-/* Kill all descendants, then the orphans that become children. A process may wait for a disk before it ends. */
+/* Kill all descendants, then the orphans that become children. Repeat this: a process that waits for a disk ends later. */
 static void kill_all(void)
 {
 	pid_t pid;

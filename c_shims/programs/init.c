@@ -1,5 +1,6 @@
-/* penroot-init: process 1 of a container that a launcher holds, enroot_py/api. It reaps orphans. The pipe at stdin closes when the
- * launcher ends, and then process 1 ends too. The kernel then kills all other processes of the container: pid_namespaces(7).
+/* penroot-init: process 1 of a container that a Python program holds. It reaps orphans. The pipe at stdin closes when the launcher
+ * of that program (enroot_py/api/launcher.py) ends. Process 1 then ends too, and the kernel kills all other processes of the
+ * container: pid_namespaces(7).
  *
  * A fork of Python would do the same with a megabyte of private memory.
  */

@@ -1,7 +1,7 @@
-/* penroot-monitor: wait for the program of a detached container, kill its remaining processes, and write the exit status.
+/* penroot-monitor: wait for the program of a detached container, kill the container's other processes, write the exit status.
  *
- *   penroot-monitor PID NAME   PID is a child of this process. Descriptor 3 is the directory of the container's record. The
- *                              lock of the record ends with this process. NAME is for ps(1).
+ *   penroot-monitor PID NAME   PID is a child of this process. Descriptor 3 is the directory of the container's record (see
+ *                              enroot_py/runtime/detached.py). The lock of the record ends with this process. NAME is for ps(1).
  *
  * Orphans become children of this process: PR_SET_CHILD_SUBREAPER of prctl(2). When the program has ended, this process kills the
  * orphans in the program's user namespace. The record's file `userns` contains the inode number of the namespace. FUSE servers
@@ -46,7 +46,7 @@ static ino_t read_namespace(void)
 	char text[32] = "";
 	int fd = openat(RECORD, "userns", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 
-	if (fd < 0) /* the program was not executed, or the kernel kills all processes of its PID namespace */
+	if (fd < 0) /* no file: the program was not executed, or the kernel kills all processes of its PID namespace */
 		return 0;
 	if (read(fd, text, sizeof(text) - 1) < 0)
 		err(1, "the file userns");

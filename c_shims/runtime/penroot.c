@@ -1,6 +1,6 @@
-/* runtime/penroot, for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. A first version: docs/explanation/runtime-plugin.md.
- * The files of the SPANK plugin do the work. This file defines the functions of spank(8) for them, with data of Slurm's record of
- * the step. */
+/* runtime/penroot, for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. A first version:
+ * docs/explanation/runtime-plugin.md. The files of the SPANK plugin do the work. They call functions of spank(8), which this file
+ * defines: the data come from Slurm's record of the step. */
 #define _GNU_SOURCE
 #include "config.h"
 
@@ -47,8 +47,8 @@ spank_context_t spank_context(void)
 	return S_CTX_REMOTE;
 }
 
-/* Return a copy of the job's environment with the image added. In the job's environment itself, the SPANK plugin would see the
- * image. */
+/* Return a copy of the job's environment with the image added. If the job's own environment had the image, the SPANK plugin would
+ * see it. */
 static char **job_environment(void)
 {
 	static char **variables;
@@ -121,7 +121,7 @@ static int is_of_spank_plugin(void *option, void *key)
 static const char *prepare(void)
 {
 	if (getenvp(record->env, IMAGE) || (record->options && list_find_first(record->options, is_of_spank_plugin, NULL)))
-		return "--container excludes " IMAGE " and --container-* options: use other PYXIS_CONTAINER_* variables";
+		return "--container excludes " IMAGE " and --container-* options: instead of options, set PYXIS_CONTAINER_* variables";
 	ends = mmap(NULL, sizeof(*ends), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
 	if (ends == MAP_FAILED || make_directories(runtime_path(&step)) < 0)
 		return "cannot prepare the container: out of memory, or no runtime_path";
@@ -178,7 +178,8 @@ void runtime_p_cleanup(slurmd_conf_t *conf, stepd_step_rec_t *rec)
 		(void)finish_step(&step);
 }
 
-/* Called in a task, as the user. Keep the command as the user wrote it, because Slurm then searches the node for the command. */
+/* Called in a task, as the user. Keep the command as the user wrote it: after this call, Slurm replaces it by a path that it finds
+ * on the node. */
 void runtime_p_task_init(slurmd_conf_t *conf, stepd_step_rec_t *rec, stepd_step_task_info_t *info)
 {
 	if (info->argv[0] && info->argv[0][0] != '/')

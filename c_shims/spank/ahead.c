@@ -102,7 +102,7 @@ static bool are_same_cgroups(const char *one, const char *other)
 	return *one == *other;
 }
 
-/* Check whether the helper that slurmstepd has started equals a child of this task. */
+/* Check whether the helper that slurmstepd has started has the attributes that a child of this task would inherit. */
 static bool fits(struct step *step)
 {
 	char inherited[INHERITED_SIZE], cgroups[CGROUPS_SIZE];

@@ -1,8 +1,8 @@
 /* RUNTIME_PATH/UID, where the steps of a user on a node find each other. Root creates this directory. Later root only lists it. */
 #include "plugin.h"
 
-/* Check that only root can add entries to a directory. For a parent of another directory the sticky bit is enough: only root
- * can replace entries of root. */
+/* Check that only root can add entries to a directory. With `is_parent`, the sticky bit is enough: then only root can replace the
+ * next directory of the path, which belongs to root. */
 static bool is_owned_by_root(const char *path, bool is_parent)
 {
 	struct stat link, info;

@@ -55,8 +55,8 @@ int enter(struct step *step, const struct answer *answer)
 		return -1;
 	if (!is_other_mount_namespace(fds[MOUNT]))
 		return fail(step, "the helper sent no mount namespace of a container: %s", strerror(EBADMSG));
-	/* Until exec, this process is a copy of slurmstepd, which root in the container could trace. setns(2) does not change
-	 * this flag. */
+	/* Until exec, this process is a copy of slurmstepd, which root in the container could trace: clear the dumpable flag.
+	 * setns(2) does not set it again. */
 	if (prctl(PR_SET_DUMPABLE, 0, 0, 0, 0) < 0)
 		return fail(step, "cannot clear PR_SET_DUMPABLE: %s", strerror(errno));
 	if (penroot_withhold_descriptors() < 0)

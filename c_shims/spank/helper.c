@@ -15,8 +15,8 @@
 #define SO_PASSRIGHTS 83 /* Linux 6.16 */
 #endif
 
-/* Descriptors of the process: the first three, its end of the socket, its end of the control socket. The process `check` has the
- * stderr of its command in place of the control socket. */
+/* Descriptors of the process: 0 to 2, its end of the socket, its end of the control socket. The process `check` has no control
+ * socket: this descriptor is the stderr of the command. */
 enum { SOCKET_FD = 3, CONTROL_FD = 4, FIRST_FREE_FD = 5 };
 enum { MAX_CPUS = 8192, LOG_BYTES = 64 << 10, KILLED_WAIT_MS = 1000 };
 
@@ -76,7 +76,7 @@ int helper_await(const struct helper *process, int fd, short events)
 		if (ready == 0)
 			stopped = is_helper_stopped(process) ? stopped + 1 : 0;
 	} while ((ready < 0 && errno == EINTR) || (ready == 0 && process->deadline == FOREVER && stopped < MAX_STOPPED_POLLS));
-	/* All output of the process has arrived. Accept nothing from other holders of its socket. */
+	/* The process has ended, so all its output has arrived. Accept nothing from other holders of its socket. */
 	if (ready > 0 && either[1].revents)
 		(void)shutdown(process->socket, SHUT_RD);
 	if (ready > 0 && either[0].revents)
@@ -87,7 +87,7 @@ int helper_await(const struct helper *process, int fd, short events)
 /* Set a real group that differs from the effective group. Python corrects the real group later. When a process with such groups
  * executes a program, only root may look at the memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's
  * fs/exec.c). The process may be in no job's cgroup, so no other process of the user must control it. The user namespace of a job
- * (Slurm 25.11) may lack the group of nobody: another group of the user is enough there, if the user has one. */
+ * (Slurm 25.11) may lack group 65534. Then another group of the user is enough, if there is one. */
 static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
@@ -126,7 +126,8 @@ static void reset_signals(bool cleans_up)
 	(void)sigprocmask(SIG_SETMASK, &none, NULL);
 }
 
-/* Undo slurmstepd's protection from the OOM killer and the binding of task 0 to CPUs, if possible. The cpuset stays. */
+/* Undo what this process inherits, if possible: slurmstepd's protection from the OOM killer, and task 0's binding to CPUs. The
+ * cpuset stays. */
 static void reset_scheduling(void)
 {
 	static unsigned long all[MAX_CPUS / (8 * sizeof(unsigned long))];
@@ -169,9 +170,9 @@ static void exit_on_error(int log, int rc, const char *action)
 /* Execute Python with new descriptors, signal actions, CPUs, umask, cwd and environment. With `as`, become this user. */
 static void execute(const char *verb, int socket, int control, int log, const struct credentials *as)
 {
-	/* An incomplete installation gets one line. Only a bug gets a traceback. */
+	/* For an incomplete installation, print one line. Only a bug prints a traceback. */
 	static const char start[] = "import gc, sys\n"
-				    "gc.disable()\n" /* imports make no garbage: enable it for a pull and while waiting for requests */
+				    "gc.disable()\n" /* imports make no garbage; a pull, and the wait for requests, enable gc again */
 				    "sys.path.insert(0, sys.argv[2])\n"
 				    "try:\n"
 				    "    import pyxis_py\n"
@@ -182,7 +183,8 @@ static void execute(const char *verb, int socket, int control, int log, const st
 				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
 				    "main()\n";
 	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
-	/* Hooks and importers find programs in slurmd's PATH, those of `check` in a default one, and never in the job's. */
+	/* Hooks and importers search slurmd's PATH for programs. Those of `check` search a default PATH. None searches the job's
+	 * PATH. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
 	char search[PATH_MAX];
 	char *const authorities = is_in_container() ? "SSL_CERT_FILE=" SLURM_HERE "/etc/authorities.pem" : NULL;
@@ -269,7 +271,7 @@ int helper_wait(const struct helper *process)
 		(void)linux_pidfd_send_signal(process->pidfd, SIGKILL);
 		(void)poll(&end, 1, KILLED_WAIT_MS);
 	}
-	/* A process blocked in a file system ends when the file system answers. */
+	/* Do not wait longer: a process blocked in a file system ends only when the file system answers. */
 	if (process->pid > 0)
 		(void)waitpid(process->pid, NULL, WNOHANG);
 	return in_time ? 0 : set_errno(ETIMEDOUT);

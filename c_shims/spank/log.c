@@ -73,7 +73,7 @@ bool is_stderr_seen(void)
 void print_error(struct step *step, const char *text)
 {
 	if (!step->is_task || !step->shared) {
-		/* If the container did not start, srun has shown why: errors at the end of the step go to the log. */
+		/* If the container did not start, srun has already shown why, so errors at the end of the step go to the log only. */
 		print_line(step, step->shared && step->shared->failed ? slurm_info : slurm_error, node, text);
 	} else if (is_stderr_seen()) {
 		if (!step->reports)

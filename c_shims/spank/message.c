@@ -247,7 +247,7 @@ int exchange(struct step *step, const struct helper *process, struct request *re
 	return rc;
 }
 
-/* Print the end of the process's stderr: the last line of a traceback has its message. Returns false if it is empty. */
+/* Print the end of the process's stderr: the last line of a traceback has its message. Returns false if the stderr is empty. */
 static bool print_stderr(struct step *step, const struct helper *process)
 {
 	char text[4096];

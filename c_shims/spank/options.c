@@ -247,7 +247,8 @@ int forward_content(struct step *step, const char *variable, const char *value, 
 
 /* slurmstepd */
 
-/* Return the value of the job's variable PREFIX_NAME, or NULL. Writes its name to `variable`. */
+/* Join `prefix` and `name` to the name of a variable of the job, and write it to `variable`. Returns the value of this variable, or
+ * NULL. */
 static const char *job_variable(struct step *step, char variable[MAX_NAME_BYTES], const char *prefix, const char *name)
 {
 	char **variables = NULL;
@@ -315,7 +316,8 @@ int take_variables(struct step *step)
 	return 0;
 }
 
-/* Take the key of a swarm out of the job's environment, because tasks and other programs of the step get this environment. */
+/* Take the key of the swarm (the nodes that send an image to each other) out of the job's environment, because tasks and other
+ * programs of the step get this environment. */
 int take_swarm(struct step *step)
 {
 	char variable[MAX_NAME_BYTES];

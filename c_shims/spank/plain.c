@@ -25,9 +25,9 @@ static bool matches(const char *pattern, const char *text)
 	return is_match;
 }
 
-/* Check that srun has no option that affects containers: -v, --wait-for-children, and options with which local_user_init comes too
- * late for a digest, learns_later() of submission.py. If the command has several components, separated by colons, `optind` belongs
- * to the last component: in the other components, options look like words of the programs. Then the command is not plain. */
+/* Check that srun has no option that changes the check: -v, --wait-for-children, or an option with which local_user_init comes too
+ * late for a digest (learns_later() of submission.py). A command with several components, separated by colons, is not plain:
+ * `optind` belongs to the last component, and in the other components options look like words of the programs. */
 static bool words_are_plain(void)
 {
 	static const char *const prefixes[] = { "-v", "--v", "--wait-", "--as", "--het", "--pack" };

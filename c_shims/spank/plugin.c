@@ -1,5 +1,5 @@
-/* Slurm's entry points: spank(8). They do not interpret options: they store options and pass them to Python, and a task joins the
- * container that Python names. In a step without a container, a task only checks the lines of a batch script. */
+/* Slurm's entry points: spank(8). They store the options and pass them to Python, which interprets them. A task joins the container
+ * that Python has prepared. In a step without a container, a task only checks the #SBATCH lines of a batch script. */
 #include "plugin.h"
 
 #include <sys/mman.h>
@@ -8,7 +8,7 @@
 SPANK_PLUGIN(pyxis, 1)
 #pragma GCC visibility pop
 
-/* `pyxis-py check` reads this text in the file. It cannot load the plugin, which needs functions of Slurm's programs. */
+/* `pyxis-py check` reads this text in the plugin's file. It cannot load the plugin, which needs functions of Slurm's programs. */
 #define TEXT_OF(macro) #macro
 #define TEXT(macro) TEXT_OF(macro)
 static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
@@ -53,7 +53,7 @@ static int check_submission(struct step *step, const char *context)
 {
 	bool is_batch = strcmp(context, "sbatch") == 0;
 
-	/* A new job reads its environment file again, and pins its own images. */
+	/* Remove what an outer job has left: a new job reads its environment file again, and pins its own images. */
 	if (strcmp(context, "srun") != 0) {
 		(void)unsetenv(CARRIED);
 		if (!step->submission.begun) /* later components keep the pins of the first one */
@@ -119,7 +119,7 @@ int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 	struct step *step = called_with(sp, ac, av);
 	int status = 0;
 
-	/* If Slurm ends a step, Slurm kills all remaining tasks, so the last task decides. */
+	/* If Slurm ends a step, Slurm kills all remaining tasks: the last status tells whether it did. */
 	if (step->shared && get_item(step, S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
 		step->killed = was_killed(status);
 	/* A container that is not ready is finished by slurm_spank_exit(), when its processes are dead. */
@@ -137,8 +137,8 @@ static void clean_up(struct step *step)
 }
 
 /* Check whether this is the extern step. With PrologFlags=RunInJob, slurm_spank_exit() of the extern step is the last call of the
- * plugin: slurmstepd runs the epilog then, where spank_has_epilog() is false (prep_script_slurmd.c, slurmd_script()). Without this
- * flag, slurm_spank_job_epilog() follows, and finds nothing to remove. */
+ * plugin: slurmstepd then runs the epilog without the plugin, because spank_has_epilog() is false there (prep_script_slurmd.c,
+ * slurmd_script()). Without this flag, slurm_spank_job_epilog() follows, and finds nothing to remove. */
 static bool ends_job(struct step *step)
 {
 	uint32_t id = 0;
@@ -152,7 +152,8 @@ int slurm_spank_exit(spank_t sp, int ac, char **av)
 	struct step *step = called_with(sp, ac, av);
 	int rc = 0;
 
-	/* Needed only if no container was ready when the last task ended, or if a task could not be launched. */
+	/* Usually the step is finished already, but not if no container was ready when the last task ended, or if a task could not
+	 * be launched. */
 	if (step->shared && !step->is_task) {
 		if (!step->shared->ready)
 			(void)end_ahead(step);

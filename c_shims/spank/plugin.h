@@ -1,4 +1,4 @@
-/* Declarations that the files of the plugin share, by file. README.md describes each file. */
+/* Declarations that the files of the plugin share, sorted by file. README.md describes each file. */
 #ifndef PENROOT_PLUGIN_H
 #define PENROOT_PLUGIN_H
 
@@ -28,7 +28,7 @@
 
 extern char **environ;
 
-/* Take a descriptor out of a self-closing variable. */
+/* Return the descriptor in a self-closing variable, and keep the variable from closing it. */
 static inline int release_fd(int *fd)
 {
 	int released = *fd;
@@ -78,7 +78,8 @@ struct identity {
 };
 
 /* A process and our connection to it. Root does not trust a process of the user: root waits for it only until the deadline, and
- * accepts short answers without descriptors, because to close a descriptor may block (a file of the user's FUSE). */
+ * accepts only short answers without descriptors. Closing a descriptor may block, for example if it is a file of the user's
+ * FUSE. */
 struct helper {
 	int socket;
 	int log;   /* its stderr */
@@ -99,7 +100,7 @@ int make_memory(const char *name, off_t size);
 enum { POLL_INTERVAL_MS = 1500, MAX_STOPPED_POLLS = 6 };
 int64_t deadline_in_ms(int64_t milliseconds);
 
-/* The verb of a helper that root starts before there is a task. It gets its own session. */
+/* The verb of a helper that root starts before there is a task: ahead.c. This helper gets its own session. */
 #define AHEAD "ahead"
 
 /* Start the process for `verb`. `control`, if not -1, becomes fd 4. With `as`, the process becomes that user for good, and is
@@ -113,8 +114,8 @@ int helper_connect(struct helper *process, int control, const struct identity *w
 /* Check whether a signal or a debugger has stopped a process: proc_pid_stat(5). */
 bool is_stopped(pid_t pid);
 
-/* Wait until `fd` is ready for `events`. Fails with ECONNRESET if the process ends first, and with ETIMEDOUT after the deadline, or
- * without one if the process stays stopped. */
+/* Wait until `fd` is ready for `events`. Fails with ECONNRESET if the process ends first. Fails with ETIMEDOUT after the deadline.
+ * If there is no deadline, fails with ETIMEDOUT if the process stays stopped. */
 int helper_await(const struct helper *process, int fd, short events);
 
 /* Wait until the process has ended and left its cgroup. After the deadline, kill the process, and fail with ETIMEDOUT. */
@@ -174,7 +175,7 @@ struct shared {
 	atomic_bool awaited;        /* a message about a stopped task has been printed */
 	char unseen_errors[2048];   /* errors of a task whose stderr nobody sees: print_error() */
 	atomic_uint entered;        /* tasks in the container */
-	atomic_uint ended;          /* tasks whose outer process has seen their end: save.c */
+	atomic_uint ended;          /* ended tasks, counted by their outer processes: save.c */
 	bool placed;                /* the helper started ahead is in the cgroups of the first task */
 	atomic_bool taken;          /* a task has tried to use that helper */
 	struct identity helper;     /* pid 0: the helper's answer was that there is no container */
@@ -227,7 +228,7 @@ struct step {
 	unsigned int exited;
 	struct shared *shared;
 	int lock;       /* the file of `shared`, which the task that starts the helper locks until the container is ready */
-	int control[2]; /* the end of tasks and slurmstepd, and the end of the helper */
+	int control[2]; /* a socket pair: [0] for tasks and slurmstepd, [1] for the helper */
 	pid_t outer;    /* the process that waits for this task: save.c */
 	struct credentials job;
 	struct ahead ahead;
@@ -307,7 +308,7 @@ enum plainness classify_request(struct step *step, const char *context);
 /* save.c */
 int continue_in_child(struct step *step);
 void end_with_parent(struct step *step);
-/* End with the exit status or signal of another process, but without its core file. */
+/* End with the exit status or signal of another process, but write no core file. */
 _Noreturn void end_like(int status);
 
 /* submit.c, stepd.c, task.c, script.c, enter.c, epilog.c */

@@ -93,7 +93,8 @@ int continue_in_child(struct step *step)
 	return sigprocmask(SIG_SETMASK, &before, NULL) < 0 ? fail(step, "cannot restore signals: %s", strerror(errno)) : 0;
 }
 
-/* Let the kernel kill this process when its parent ends. Call this after the last change of credentials, which would undo it. */
+/* Let the kernel kill this process when its parent ends. Call this after the last change of credentials, because each change undoes
+ * it. */
 void end_with_parent(struct step *step)
 {
 	(void)prctl(PR_SET_PDEATHSIG, SIGKILL);

@@ -56,8 +56,8 @@ int check_script(struct step *step)
 		rc = fail(
 			step,
 			"#SBATCH %s: Slurm has not read this line of the script, which would run outside of a container: sbatch ignores "
-			"#SBATCH lines of --wrap, and slurmrestd all of them; give the option to sbatch itself, or set %s in the "
-			"environment of the job",
+			"#SBATCH lines of --wrap, and slurmrestd ignores all #SBATCH lines; give the option to sbatch itself, or set "
+			"%s in the environment of the job",
 			option, variable_of(option));
 	free(line);
 	return rc;

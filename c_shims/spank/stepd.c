@@ -4,11 +4,12 @@
 #include <sys/mman.h>
 #include <sys/socket.h>
 
-/* How long root waits for processes of the user. After a kill, KILLED_WAIT_MS is less than Slurm waits. At a normal end with nothing
- * to save, another process finishes the step after END_WAIT_MS. */
+/* How long root waits for processes of the user. After a kill, root waits KILLED_WAIT_MS, which is less than Slurm waits. At a
+ * normal end with nothing to save, root waits END_WAIT_MS for the helper, and then lets another process finish the step. */
 enum { KILLED_WAIT_MS = 3000, END_WAIT_MS = 10000 };
 
-/* Create the memory for all tasks. If a task is killed, the kernel releases the lock of the file. */
+/* Create the memory that all tasks share, and the control sockets. The file of the memory is also a lock, which the kernel releases
+ * if the task that holds it is killed. */
 static int make_shared(struct step *step)
 {
 	step->lock = make_memory("penroot-step", sizeof(*step->shared));
@@ -68,13 +69,14 @@ void prepare_step(struct step *step)
 	if (make_shared(step) < 0)
 		(void)postpone(step, "cannot prepare the step: %s", strerror(errno));
 	else if (make_user_directory(step) < 0)
-		(void)postpone(step, "cannot make the directory %s/%u: %s; it must belong to the user, and runtime_path to root",
+		(void)postpone(step,
+			       "cannot make the directory %s/%u: %s; it must belong to the user, and runtime_path must belong to root",
 			       runtime_path(step), (unsigned int)step->job.uid, strerror(errno));
 	else
 		start_ahead(step);
 }
 
-/* Let the helper finish the step. Returns NO_ANSWER if it does not; errno is ESRCH if the helper was dead before. */
+/* Let the helper finish the step. Returns NO_ANSWER if the helper does not answer; errno is ESRCH if it was already dead. */
 static int finish_by_helper(struct step *step, struct request *request, int64_t deadline)
 {
 	const struct identity *helper = &step->shared->helper;
@@ -101,7 +103,7 @@ static int finish_by_helper(struct step *step, struct request *request, int64_t 
 	return rc;
 }
 
-/* Begin the request for the end of the step. After a failure there is nothing to save. */
+/* Begin the request for the end of the step. With `failed`, nothing is saved. */
 static int begin_finish(struct step *step, struct request *request, bool failed)
 {
 	if (begin_step_request(step, request, "finish") < 0)

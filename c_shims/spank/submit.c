@@ -1,6 +1,6 @@
-/* Check the options in srun, salloc and sbatch: an error ends the command before anything is queued. For srun the process then
- * resolves a tag while srun waits for nodes. In a heterogeneous job, only one component would get the digest that way, so srun waits
- * for the digest first. */
+/* Check the options in srun, salloc and sbatch: an error ends the command before anything is queued. For srun, the Python process
+ * that checks the options then resolves a tag while srun waits for nodes. In a heterogeneous job, only one component would get the
+ * digest that way, so srun waits for the digest before it asks for nodes. */
 #include "plugin.h"
 
 #include "brought.h"
@@ -10,7 +10,7 @@ static void free_text(char **text)
 	free(*text);
 }
 
-/* Symbols of srun: the tracker uses a port of SrunPortRange, and shows no progress with --quiet. */
+/* Symbols of srun, for the tracker (take_resolved()): it uses a port of SrunPortRange, and shows no progress with --quiet. */
 extern slurm_conf_t slurm_conf __attribute__((weak));
 extern int get_log_level(void) __attribute__((weak));
 
@@ -21,7 +21,8 @@ static int set_variable(struct step *step, const char *name, const char *value)
 	return 0;
 }
 
-/* Put the digest and the tracker's address into the environment of the step, for all nodes. */
+/* Put two values into the environment of the step, for all nodes: the digest, and the address of the tracker, the process that
+ * coordinates how the nodes send the image to each other. */
 int take_resolved(struct step *step)
 {
 	uint32_t nodes, job, id;
@@ -35,7 +36,7 @@ int take_resolved(struct step *step)
 		return 0;
 	if (submission->is_unanswered) {
 		submission->is_unanswered = false;
-		/* An error ends the step on the nodes. If srun ended here, Slurm would keep the allocation. */
+		/* After an error, the nodes end the step. If srun ended here, Slurm would keep the allocation. */
 		int rc = read_answer(step, &process, &answer);
 		if (rc == NO_ANSWER)
 			(void)explain_no_answer(step, &process);
@@ -103,8 +104,8 @@ static int use_answer(struct step *step, const struct answer *answer, const char
 
 	if (environment && strcmp(context, "salloc") != 0 && forward_content(step, CARRIED, environment, is_sbatch) < 0)
 		return -1;
-	/* Pins are in the environment of salloc and sbatch too: for the command of salloc, and for the other components of a
-	 * heterogeneous job, for which sbatch calls the plugin again. */
+	/* Put pins (digests of tags) into the environment of salloc and sbatch too. The command of salloc inherits them. For the
+	 * other components of a heterogeneous job, sbatch calls the plugin again. */
 	if ((pins && is_sbatch && forward_content(step, PINNED, pins, true) < 0) || set_variable(step, PINNED, pins) < 0)
 		return -1;
 	return set_variable(step, VERBOSE, answer_get(answer, "verbose") ? "1" : NULL);
@@ -118,10 +119,10 @@ int check(struct step *step, const char *context)
 	cleanup(answer_free) struct answer answer = { 0 };
 	cleanup(helper_free) struct helper process = HELPER_NONE;
 
-	/* An srun in a container may have the plugin without the packages. The nodes check the request again. */
+	/* An srun in a container may have the plugin without the Python packages. The nodes check the request in any case. */
 	(void)snprintf(helper, sizeof(helper), "%s/pyxis_py/__init__.py", library());
 	if (access(interpreter(), X_OK) < 0 || access(helper, R_OK) < 0) {
-		slurm_debug("pyxis: the options are not checked here: %s or %s: %s", interpreter(), helper, strerror(errno));
+		slurm_debug("pyxis: the options are not checked here: cannot use %s or %s: %s", interpreter(), helper, strerror(errno));
 		return 0;
 	}
 	begin_request(step, &request, "check", context, getcwd(cwd, sizeof(cwd)) ? cwd : "");

@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/time.h>
 
-/* The descriptor that Slurm opens for a launcher has a lower number. */
+/* Slurm's descriptor of slurmstepd, see replace_launcher(), has a lower number. */
 enum { LAUNCHER_FD_LIMIT = 256 };
 /* After so many polls, report the wait for a stopped task. */
 enum { NOTICE_POLLS = 2 };
@@ -31,7 +31,7 @@ static int begin_task_request(struct step *step, struct request *request, const 
 	return 0;
 }
 
-/* In the first task: start the helper, and wait until the container is ready. This may include an import. */
+/* In the first task: start the helper, and wait until the container is ready. The helper may have to import the image. */
 static int start_container(struct step *step, struct answer *answer)
 {
 	struct shared *shared = step->shared;
@@ -102,7 +102,7 @@ static void count_poll(int number)
 	polls++;
 }
 
-/* Wait for the lock in fcntl(2). SIGALRM interrupts it, to check whether the task that holds the lock is stopped. */
+/* Wait for the lock in fcntl(2). SIGALRM interrupts the wait, to check whether the task that holds the lock is stopped. */
 static int wait_for_lock(struct step *step)
 {
 	int seen = polls, stopped = 0;
@@ -210,8 +210,8 @@ static void reset_cancel_signals(void)
 	}
 }
 
-/* Check whether this Slurm starts a TaskProlog by slurmstepd, whose loader and libraries no image has: ticket 22853, in
- * 24.11.0 to 24.11.6, 25.05.0 and 25.05.1. */
+/* Check whether this Slurm starts a TaskProlog through slurmstepd, whose loader and libraries no image has. Slurm 24.11.0 to
+ * 24.11.6, 25.05.0 and 25.05.1 do this: ticket 22853. */
 static bool launches_by_stepd(struct step *step)
 {
 	const char *major, *minor, *micro;
@@ -260,8 +260,8 @@ int init_task(struct step *step)
 		replace_launcher(step);
 		if (enter(step, &answer) < 0)
 			return -1;
-		/* If execve(2) fails, slurmstepd prints the error and the program, but not the interpreter, link or mount that is the
-		 * cause. */
+		/* If execve(2) fails, slurmstepd prints the error and the program. Print the cause here: the interpreter, link or
+		 * mount. */
 		if (answer_get(&answer, "broken"))
 			(void)fail(step, "%s", answer_get(&answer, "broken"));
 		if (saves)

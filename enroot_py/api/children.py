@@ -12,7 +12,7 @@ import sys
 
 from enroot_py import LIBRARY
 from enroot_py.api.messages import Conversation, send_status, send_with_fds
-from enroot_py.base import filesystems, linux, log, mountinfo, paths, trees  # noqa: F401  # no child imports them again
+from enroot_py.base import filesystems, linux, log, mountinfo, paths, trees  # noqa: F401  # imported for all children
 from enroot_py.base.errors import ContainerError, ImageError, PenrootError
 from enroot_py.base.fds import Fd
 from enroot_py.base.operations import Operation
@@ -102,7 +102,7 @@ def open_init() -> int:
 
 
 def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoReturn]) -> NoReturn:
-    """Answer a request in a child. Only ``fds`` and stderr stay open."""
+    """Answer a request in a child. Only ``fds``, stdin, stdout and stderr stay open."""
     try:
         linux.close_others((0, 1, 2, *fds))
         log.sink = conversation.log
@@ -116,7 +116,7 @@ def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoRetur
 
 
 def take_environment(request: Request) -> Request:
-    """Replace the environment by that of the API process."""
+    """Replace this process's environment by the environment of the API process. Return the request."""
     if request["environ"] != os.environ:
         os.environ.clear()
         os.environ.update(request["environ"])
@@ -136,17 +136,18 @@ def _never(_: int) -> None:
 
 
 class Plan:
-    """A container to start. The launcher prepares a simple start, once for equal requests; else the child prepares it.
+    """A container to start.
 
-    The launcher clones the child of a prepared start into the namespaces ``flags``. ``flags`` is 0 for other starts,
-    and in the launcher for squashfs images, whose children a zygote may clone.
+    The launcher prepares a simple start, once for equal requests: enter.prepare(). A child prepares any other start.
+    The launcher clones the child of a prepared start into the namespaces ``flags``. ``flags`` is 0 for other starts. In
+    the launcher it is also 0 for a squashfs image, because a zygote may clone the children.
     """
 
     def __init__(self, request: Request, *, may_prepare: bool) -> None:
         """Prepare a simple start in the launcher, if ``may_prepare``. Raises PenrootError."""
         self.flags = 0
         self._request = request
-        self._ids = self._outside = os.geteuid(), os.getegid()  # _outside: within the namespace above the container's
+        self._ids = self._outside = os.geteuid(), os.getegid()  # _outside: IDs in the namespace above the container's
         self._image: Image | None = None
         self._site: Site | None = None
         self._version: tuple[int, ...] = ()  # of a squashfs file
@@ -193,17 +194,17 @@ class Plan:
             self.start.source.changes = changes.path
 
     def find_server(self) -> Entry | None:
-        """In a zygote: return the entry of the image's server."""
+        """In a zygote: return the entry of the image's FUSE server, see enter.share()."""
         return enter.share(self.start, enter.make_scratch(self.start))
 
     def join_server(self, mount: int) -> None:
-        """In a child of a zygote: use a mount of the image's server. This process is in the container's namespaces."""
+        """In a child that a zygote cloned into a container's namespaces: use a mount of the image's FUSE server."""
         linux.prctl(linux.PR_SET_DUMPABLE, 1)  # to map the user: namespaces.enter_user()
         self.start.source.served = mount
         self.flags, self._outside = NAMESPACES, (0, 0)
 
     def release(self) -> None:
-        """Release the image that the children hold."""
+        """Release the lock that protects the image from pruning while children start."""
         if self._image is not None:
             self._image.release()
 
@@ -309,7 +310,7 @@ def run_once(
 ) -> NoReturn:
     """Run a program as process 1 of a new container.
 
-    If the launcher or a zygote has not cloned this process as process 1, it forks process 1 and waits for it.
+    If the launcher or a zygote has not cloned this process as process 1, this process forks process 1 and watches it.
     """
     plan.use(changes)
     _, status, *standard = fds
@@ -372,7 +373,7 @@ def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
 def join(
     tools: Tools, conversation: Conversation, first: int, program: int, standard: list[int], request: Request
 ) -> NoReturn:
-    """Run a program in a container. The parent reports the PID and exits: the launcher gets the exit status."""
+    """Run a program in a container. This process reports the PID and exits, so the launcher gets the exit status."""
     confinement = request["confinement"]
     variables = {**_join(first, new_keyring=confinement["keyring"]), **request["env"]}
     child = os.fork()
@@ -392,7 +393,7 @@ def _join(first: int, *, new_keyring: bool) -> dict[str, str]:
         workdir = os.readlink(f"/proc/{first}/cwd")
         spaces = processes.namespaces(first)
     except OSError as e:
-        raise ContainerError(f"cannot join the container: {e.strerror}", hint="it has just ended") from e
+        raise ContainerError(f"cannot join the container: {e.strerror}", hint="the container has just ended") from e
     processes.enter(spaces, first, new_keyring=new_keyring)
     os.chdir(workdir if os.path.isdir(workdir) else "/")
     return variables
@@ -449,7 +450,7 @@ def copy(conversation: Conversation, first: int, request: Request) -> NoReturn:
 
 
 def remove(directory: str, then: Callable[[], None]) -> NoReturn:
-    """Remove the changes of a container that has ended. After a failure, the next sweep tries again."""
+    """Remove the changes of a container that has ended, and call ``then``. The next sweep removes what remains."""
     try:
         trees.remove(directory)
     except OSError as e:

@@ -1,7 +1,7 @@
-"""The API process's side of its launcher: start the launcher, send requests, and raise the launcher's errors.
+"""Start the launcher of the API process, send it requests, and raise its errors.
 
-A request is a packet on one socket, which all threads use, and a conversation on a private socket. Threads share
-nothing else.
+The API process is the program that uses enroot_py. A request is a packet on one socket, which all threads use, and a
+conversation on a private socket. Threads share nothing else.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ from enroot_py.api import launcher
 launcher.main({fd})
 """
 _SHORT_BYTES = 1 << 15
-_END_TIMEOUT_S = 30.0  # in which the launcher must end all containers
+_END_TIMEOUT_S = 30.0  # for the launcher to end all containers
 _LEVELS = {"DEBUG": logging.DEBUG, "INFO": logging.INFO, "WARN": logging.WARNING}
 _log = logging.getLogger("penroot")
 
 
 class LauncherEnded(ContainerError):
-    """The launcher was killed, and its containers with it."""
+    """The launcher was killed, which also ended its containers."""
 
 
 class Launcher:
@@ -87,7 +87,8 @@ class Launcher:
             lines = b"".join(encoded(message) for message in body)
             try:
                 with theirs:
-                    # The launcher reads a request after the packet. Send a long one then: it would fill the socket.
+                    # The launcher reads the request after the packet. Send a long request then, because before the
+                    # packet it would fill the socket.
                     is_short = len(lines) <= _SHORT_BYTES
                     if is_short:
                         ours.sendall(lines)

@@ -68,8 +68,8 @@ class Container:
             container that ``penroot create`` made. The container never changes this image.
         mounts: ``SOURCE:TARGET[:OPTIONS]``, as for ``penroot start --mount``.
         env: variables for all programs. They override the image's variables.
-        writable: keep changes in a directory below ENROOT_DATA_PATH until the container ends. Otherwise the root file
-            system is read-only.
+        writable: keep changes in a directory below ENROOT_DATA_PATH until the container ends. With False (default),
+            the root file system is read-only.
         root: let programs be root inside the container (default: ENROOT_REMAP_ROOT).
         net: the network, as for ``penroot start --net``: none, host, pasta, proxy=SOCKET (default: ENROOT_UNSHARE_NET).
         publish: host ports for the container with net="pasta", as for ``penroot start --publish``.
@@ -288,7 +288,7 @@ def run(
     timeout: float | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[Any]:
-    """Run one program in a new container and wait for it. This is twice as fast as Container and Container.run().
+    """Run one program in a new container and wait for it. This is twice as fast as Container() with one run().
 
     The program is process 1 of the container, so it receives only SIGKILL, SIGSTOP and signals that it handles. For
     arguments and errors see Container and Container.run().
@@ -331,7 +331,7 @@ class _Ending:
 
 
 def _end(launcher: client.Launcher, number: int) -> None:
-    """End a container or another request. If the launcher was killed, they have ended already."""
+    """End a container or another request. If the launcher was killed, all its requests have ended already."""
     try:
         launcher.request("end", number)
     except client.LauncherEnded:

@@ -1,4 +1,7 @@
-"""Copy files between this machine and a container: open a directory, enter the container, open the other one, copy."""
+"""Copy files between this machine and a container.
+
+Open the directory of this machine, enter the container, open the directory of the container, and copy.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +45,7 @@ def _above(source: str) -> tuple[Fd, str]:
 
 
 def _parent(target: str, source: str) -> tuple[Fd, str]:
-    """Open the directory that will hold the copy, and return the name of the copy. Raises OSError."""
+    """Open the directory that will hold the copy, created if missing. Return the name of the copy. Raises OSError."""
     name = os.path.basename(target)
     directory = os.path.dirname(target)
     if not name or os.path.isdir(target):

@@ -1,4 +1,4 @@
-"""Pull and write images in a child of the launcher. This module takes long to load, and starts do not need it."""
+"""Pull and write images in a child of the launcher. Only such a child loads this module, because loading takes long."""
 
 from __future__ import annotations
 

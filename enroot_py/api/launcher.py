@@ -1,9 +1,9 @@
 """The launcher: a process beside each API process. It has loaded our modules, and forks a child for each container.
 
-The API process sends packets on one socket: a verb, numbers, and descriptors. The first descriptor is a conversation:
-the launcher reads the request there, and a child answers (children.py). The launcher has one thread. Its children
-report PIDs to it on another socket. Process 1 of a container and a program that joins a container become children of
-the launcher when their parents exit: prctl(2), PR_SET_CHILD_SUBREAPER.
+The API process is the program that uses enroot_py. It sends packets on one socket: a verb, numbers, and descriptors.
+The first descriptor is a conversation: the launcher reads the request there, and a child answers (children.py). The
+launcher has one thread. Its children report PIDs to it on another socket. Process 1 of a container and a program that
+joins a container become children of the launcher when their parents exit: prctl(2), PR_SET_CHILD_SUBREAPER.
 
 The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
 """
@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from enroot_py.base.making import Directory
 
 _PACKET_BYTES = 8192  # more than PATH_MAX
-_FDS = {"signal": 0, "once": 5, "join": 5}  # descriptors of a request, if not 1
+_FDS = {"signal": 0, "once": 5, "join": 5}  # number of descriptors of a request (default: 1)
 _MAX_FDS = 5
-_PLAN_S = 0.5  # starts reuse the settings and hooks of the last start for this time
+_PLAN_S = 0.5  # for this time, an equal request reuses the plan of the last start, with its settings and hooks
 _GRACE_S = 30  # to end all containers after the API process has ended
 
 
@@ -72,7 +72,7 @@ class Launcher:
         resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # each container may need a descriptor
         self._tools = children.Tools(theirs, life, children.open_init(), limits)
         self._held: dict[int, Held] = {}  # by number of the container
-        self._numbers: dict[int, int] = {}  # of containers, by builder or process 1
+        self._numbers: dict[int, int] = {}  # numbers of containers, by PID of the builder or of process 1
         self._joining: dict[int, int] = {}  # numbers of programs, by the process that starts the program
         self._programs: dict[int, int] = {}  # numbers of programs, by PID
         self._statuses: dict[int, _socket.socket] = {}  # sockets of exit statuses, by number of the program
@@ -81,10 +81,10 @@ class Launcher:
         self._zygote: Zygote | None = None  # of the plan's image
         self._mounts = select.poll()
         self._mounts.register(os.open("/proc/self/mountinfo", os.O_RDONLY | os.O_CLOEXEC), select.POLLPRI)
-        self._reserve = -1  # a descriptor
+        self._reserve = -1  # a descriptor: see _keep_room()
         self._keep_room()
         self._can_clone = children.can_clone()
-        self._has_swept = False  # whether leftovers of killed launchers are removed
+        self._has_swept = False  # whether a child has removed the leftovers of killed launchers
 
     def serve(self) -> NoReturn:
         """Serve until the API process ends."""
@@ -105,7 +105,7 @@ class Launcher:
                 self._keep_room()
 
     def _keep_room(self) -> None:
-        """Open a descriptor, for which any other can be opened in a full table: that of the next conversation."""
+        """Reserve a descriptor. Even if the table is full, _give_room() makes room for the next conversation."""
         with suppress(OSError):
             self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -122,7 +122,7 @@ class Launcher:
         act, expected = getattr(self, f"_do_{verb}"), _FDS.get(verb, 1)
         if not expected:
             act(*map(int, numbers))
-        if not expected or not fds:  # no room for its descriptor: the conversation is closed, and the peer sees its end
+        if not expected or not fds:  # a full table: the kernel has closed the conversation, and the peer sees the end
             return
         conversation = Conversation(_socket.socket(fileno=fds[0]))
         try:
@@ -178,7 +178,7 @@ class Launcher:
             request = children.take_environment(decoded(line))
             may_prepare = self._can_clone and (self._has_swept or not request["writable"])
             plan = children.Plan(request, may_prepare=may_prepare)
-            self._has_swept |= plan.is_writable  # a child sweeps now
+            self._has_swept |= plan.is_writable  # the child of this start sweeps
             self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
         assert self._plan is not None
         return self._plan
@@ -357,7 +357,7 @@ class Launcher:
 
 
 def _copy(fd: int) -> _socket.socket:
-    """Return a copy of a socket. Raises OSError. Call this before a fork: after it, an error would lose the child."""
+    """Return a copy of a socket. Raises OSError. Call this before a fork: after the fork, an error loses the child."""
     return _socket.socket(fileno=os.dup(fd))
 
 

@@ -56,7 +56,7 @@ class Conversation:
         self.send({"log": text, "level": level})
 
     def fail(self, error: BaseException) -> None:
-        """Send an error: its class and text, or the place of a bug of penroot."""
+        """Send an error: its class, text, hint and exit status. For a bug of penroot, the hint names its place."""
         error = cause(error) or error
         if not isinstance(error, PenrootError):
             error = unexpected(error)
@@ -65,7 +65,7 @@ class Conversation:
 
 
 def unexpected(error: BaseException) -> PenrootError:
-    """Return an error for a failed system call or for a bug of penroot, with its place."""
+    """Return an error for a failed system call or for a bug of penroot. Its hint is a fix or the place in the code."""
     from enroot_py.base import filesystems
 
     place = filesystems.place(error)
@@ -84,7 +84,7 @@ def send_with_fds(socket: _socket.socket, data: bytes, fds: tuple[int, ...]) -> 
 def receive_with_fds(socket: _socket.socket, max_bytes: int, max_fds: int) -> tuple[bytes, list[int]]:
     """Return a packet with descriptors, without waiting. Raises OSError.
 
-    If this process has no room for all descriptors, it gets at most the first one.
+    If this process's table has no room for all descriptors, it gets at most the first one.
     """
     room, flags = _socket.CMSG_SPACE(4 * max_fds), _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
     data, controls, flags, _ = socket.recvmsg(max_bytes, room, flags)

@@ -138,7 +138,7 @@ def checked_argv(argv: Sequence[str]) -> list[str]:
 
 
 def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
-    """Return variables. Raises UsageError for names or values that no environment can hold."""
+    """Return ``env`` as a dict. Raises UsageError for names or values that no environment can hold."""
     for name, value in (env or {}).items():
         if not isinstance(name, str) or not isinstance(value, str) or not name or "=" in name or "\0" in name + value:
             raise UsageError(f"{name!r}: {value!r} cannot be a variable", hint="env={'NAME': 'VALUE'}, both strings")
@@ -148,7 +148,7 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
 def finish(
     process: Process, input_data: Any, timeout: float | None, *, check: bool
 ) -> subprocess.CompletedProcess[Any]:
-    """Return the result of a process as subprocess.run() does. Also after an exception, the process has ended.
+    """Return the result of a process as subprocess.run() does. The process has ended, even if this raises.
 
     Raises subprocess.TimeoutExpired, subprocess.CalledProcessError.
     """

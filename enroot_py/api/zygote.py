@@ -1,9 +1,9 @@
-"""A zygote: a child of the launcher that clones the first processes of containers of one squashfs file.
+"""A zygote: a child of the launcher that clones process 1 of each container of one squashfs file.
 
 A container of a squashfs file runs in a user namespace below the namespace of the FUSE server: sharing.py. The launcher
-cannot enter that namespace, because it could not return. So it forks a zygote, which enters the namespace once. For
-each start, the zygote clones a process whose parent is the launcher: clone(2), CLONE_PARENT. The zygote keeps the
-server running. The launcher kills it when it forgets the plan; it also ends with the server.
+cannot enter the server's namespace, because it could not return. So it forks a zygote, which enters the namespace once.
+For each start, the zygote clones a process whose parent is the launcher: clone(2), CLONE_PARENT. The zygote keeps the
+server running. The zygote ends with the server, or when the launcher forgets the plan and kills the zygote.
 """
 
 from __future__ import annotations
@@ -29,11 +29,11 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.sharing import Entry
 
-_PACKET_BYTES = 1 << 17  # the socket's buffer has more: socket(7), wmem_default
+_PACKET_BYTES = 1 << 17  # the socket's buffer is larger: socket(7), wmem_default
 _MAX_FDS = 6
 _PID_BYTES = 4
 _READY = b"ready"
-_ANSWER_TIMEOUT_S = 2  # a zygote that is stopped, or waits for a server, is killed
+_ANSWER_TIMEOUT_S = 2  # after this time, a zygote that is stopped, or waits for a server, is killed
 
 
 class Zygote:
@@ -59,7 +59,7 @@ class Zygote:
         if len(data) > _PACKET_BYTES or not self._is_ready and not self._await_ready():
             return 0
         ours, gate = os.pipe2(os.O_CLOEXEC)
-        with Fd(gate):  # the child waits for a byte, so that no child runs of which the launcher does not know
+        with Fd(gate):  # the child waits for a byte on this pipe, which means that the launcher knows its PID
             with Fd(ours):
                 pid = self._ask(data, (*fds, ours))
             if pid:
@@ -170,7 +170,7 @@ def _clone(verb: str, argument: object, fds: list[int], fuse: int, plan: childre
 def _answer(
     verb: str, argument: object, fds: list[int], mount: int, plan: children.Plan, tools: children.Tools
 ) -> NoReturn:
-    """In the child: handle the request, if the launcher learns of this process."""
+    """In the child: handle the request when the launcher knows this process's PID. Exit if that never happens."""
     *fds, gate = fds
 
     def act() -> NoReturn:

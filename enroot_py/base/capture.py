@@ -87,7 +87,7 @@ def left_open() -> int:
 
 
 def show(text: str, *, failed: bool) -> None:
-    """Log a hook's output, for steps where stderr is not visible.
+    """Log a hook's output, for Slurm steps, whose stderr is not visible.
 
     Without ``failed``, log only the lines that begin with [WARN] or [ERROR], as warnings.
     """

@@ -1,13 +1,13 @@
-"""Find programs of the host and of a bundle. A bundle's programs run with its own loader and libraries.
+"""Find programs of the host and of a bundle: an executable file that contains an image and programs (features/bundle).
 
-On the start path.
+A bundle's programs run with the bundle's own loader and libraries. On the start path.
 """
 
 from __future__ import annotations
 
 import os
 
-directory = ""  # into which this bundle was unpacked; features/bundle/bundled.py sets it
+directory = ""  # where the running bundle was unpacked; features/bundle/bundled.py sets it
 
 
 def installed(*names: str) -> str:

@@ -25,8 +25,8 @@ crc32: Callable[..., int] = isal_zlib.crc32  # crc32(data, value so far)
 adler32: Callable[[bytes], int] = isal_zlib.adler32
 
 _READ_BYTES = 1 << 18
-_PIECE_BYTES = 1 << 20  # of decompressed data
-_MAX_WAITING_PIECES = 2  # in each of two queues: to be written, to be hashed
+_PIECE_BYTES = 1 << 20  # largest piece of decompressed data
+_MAX_WAITING_PIECES = 2  # in each of two queues: pieces to read, and pieces to hash
 
 
 def crc32_of_zeros(count: int, crc: int = 0) -> int:
@@ -149,7 +149,7 @@ MAGIC_BYTES = 8  # enough to identify each format
 
 
 def name_of(start: bytes) -> str:
-    """Return the name of the compression of a blob, or "none". ``start`` are its first MAGIC_BYTES bytes."""
+    """Return the name of a blob's compression, or "none". ``start`` is the first MAGIC_BYTES bytes of the blob."""
     return next((name for magic, name, _ in _MAGIC if start.startswith(magic)), "none")
 
 
@@ -157,7 +157,7 @@ class Decompressed:
     """The decompressed data of a blob. Hashes the compressed and the decompressed data. Use it in a ``with``.
 
     One thread reads and decompresses a few chunks ahead, another hashes. Both release the GIL, so a large layer uses
-    three CPUs and takes no longer than its decompression. The digests are complete when drain() has returned.
+    three CPUs, and reading it takes no longer than decompressing it. The digests are complete after drain().
     """
 
     def __init__(self, stream: Stream, progress: Callable[[int], None] | None = None) -> None:
@@ -287,7 +287,7 @@ class Decompressed:
         while True:
             try:
                 piece = next(pieces, None)
-            except (ImageError, OSError, MemoryError):  # the source failed, or memory ran out: no damage
+            except (ImageError, OSError, MemoryError):  # the source failed, or memory ran out: the data is not damaged
                 raise
             except Exception as e:  # each library has its own error class
                 raise ImageError(f"the {name} data of the layer is damaged: {e}") from e

@@ -13,7 +13,7 @@ _ALGORITHM = "sha256:"
 
 
 class Pin(Frozen):
-    """The digest that a tag must have. Messages print ``origin`` before the digest, and ``hint``."""
+    """The digest that a tag must have. An error message prints ``origin`` and then the digest; its hint is ``hint``."""
 
     digest: str
     origin: str = "the step resolved it to"

@@ -19,9 +19,9 @@ _ET_DYN, _PT_LOAD, _PT_DYNAMIC, _PT_INTERP = 3, 1, 2, 3
 _NEEDED, _STRTAB, _SYMTAB, _STRSZ, _SONAME, _RPATH, _RUNPATH = 1, 5, 6, 10, 14, 15, 29
 _GNU_HASH, _VERDEF, _VERDEFNUM, _VERNEED, _VERNEEDNUM = 0x6FFFFEF5, 0x6FFFFFFC, 0x6FFFFFFD, 0x6FFFFFFE, 0x6FFFFFFF
 _BASE = 1  # VER_FLG_BASE: this entry names the file itself
-# Limits. The largest library that a fabric needs is libstdc++: 11 headers, 35 entries, 300 KiB of names.
+# Limits. Of the libraries for features/fabric, libstdc++ is the largest: 11 headers, 35 entries, 300 KiB of names.
 _HEADERS, _ENTRIES, _STRINGS, _VERSIONS, _SYMBOLS = 64, 4096, 4 << 20, 4096, 1 << 16
-_MAX_SECTION_BYTES = 1 << 20  # of a list of versions or a table of symbols
+_MAX_SECTION_BYTES = 1 << 20  # limit for a list of versions or a table of symbols
 _MAX_NEEDED_LIBRARIES = 256
 MACHINES = {62: "x86_64", 183: "aarch64", 21: "ppc64le", 22: "s390x", 243: "riscv64", 258: "loongarch64"}
 
@@ -156,7 +156,7 @@ class _ElfFile:
         return listed
 
     def _versions(self) -> list[str]:
-        """Read DT_VERDEF: a chain of versions, each with a chain of names, its own name first."""
+        """Read DT_VERDEF: a chain of versions, each with a chain of names. The first is the version's own name."""
         count = self.tags.get(_VERDEFNUM, 0)
         if not count or _VERDEF not in self.tags:
             return []
@@ -172,7 +172,7 @@ class _ElfFile:
         return names
 
     def _symbols(self, prefix: bytes) -> list[str]:
-        """Return the exported symbols that begin with ``prefix``. DT_GNU_HASH covers the exported part of the table."""
+        """Return the exported symbols that begin with ``prefix``. DT_GNU_HASH shows their place in the table."""
         if _GNU_HASH not in self.tags or _SYMTAB not in self.tags:
             return []
         table = self._at(self.tags[_GNU_HASH], _MAX_SECTION_BYTES)

@@ -21,7 +21,7 @@ class PenrootError(Exception):
         self.hint = hint
 
 
-OWN_ERROR = 125  # as in docker: penroot failed, not the command
+OWN_ERROR = 125  # exit status, as in docker: penroot failed, not the command
 
 
 def with_status(error: PenrootError, status: int) -> PenrootError:
@@ -93,8 +93,8 @@ class CommandError(PenrootError):
     exit_code = 126
 
 
-# A function that returns the error of the image's mount if a failure of this mount caused the given error, else None.
-# runtime/squashfuse.py sets it when it mounts an image.
+# A function that returns the error of the image's mount if that error caused the function's argument, else None.
+# runtime/squashfuse.py sets the function when it mounts an image.
 of_image: Callable[[BaseException], PenrootError | None] | None = None
 
 

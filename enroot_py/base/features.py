@@ -1,7 +1,8 @@
 """List the features of penroot, and the sockets that each feature plugs into.
 
-A feature is one folder. A module named after a socket of the core plugs the feature into that socket. The core calls
-plugged() for the modules of a socket and imports no feature by name, so that the core works without a feature's folder.
+A feature is one folder. A socket is an extension point of the core. A module in the folder that is named after a socket
+plugs the feature into this socket. The core imports no feature by name, but calls plugged() for the modules of a
+socket. So the core works without a feature's folder.
 """
 
 from __future__ import annotations
@@ -22,9 +23,9 @@ SOCKETS = {
     "outside": "looks_outside(settings, host): whether to load a hook before entering a namespace",
     "settings": "SETTINGS: rows of the table of settings",
     "process": "prepare(settings): before a start, change this process or execute its command again elsewhere",
-    "beside": "begin(settings): processes of a container that stay in its caller's network namespace; returns the "
-    "namespaces in which root of the container has no power",
-    "start": "finish(context): the last setup of a container, for settings of a feature; returns the setting's origin",
+    "beside": "begin(settings): start processes that stay in the network namespace of the container's caller; returns "
+    "the namespaces in which root of the container has no capabilities",
+    "start": "finish(context): the last setup of a container; returns the origin of the setting that requests it",
     "flags": "FLAGS: options of penroot start that change settings",
     "pin": "pin(reference, settings): the digest that the settings pin a tag to, or None",
     "admission": "checks of an image before its use, if there are policies: see store/policies.py",
@@ -47,7 +48,7 @@ PARTS = {
     "must_resolve": "(request): whether srun must resolve a tag, even if the site's configuration forbids it",
     "pin": "(job, request, image, resolved): the digest of a tag, or None",
     "shares": "(plugin): whether srun may offer images to nodes",
-    "offer": "(job, image, digest, allocation): the work of srun for its nodes, with an invitation and serve(channel)",
+    "offer": "(job, image, digest, allocation): a server in srun for its nodes, with ``invitation`` and serve(channel)",
     "peers": "(job, plugin): the other nodes of a step: Peers of registry/sources.py, or None",
     "send": "(job, request, plugin, learns_later=): a file that srun sends to its nodes, with serve(channel)",
     "receive": "(job, request, plugin, settings): the file that srun has sent, in the store of this node",
@@ -55,7 +56,7 @@ PARTS = {
     "clean_up": "(job, notes): removes the feature's leftovers at the end of a job",
 }
 
-# The sockets into which each feature plugs; step.PART names one of PARTS. Rows, verbs and calls follow this order.
+# The sockets into which each feature plugs; step.PART names one of PARTS. Rows, verbs and calls keep this order.
 FEATURES = {
     "enroot_py.features.devices": "hooks settings flags",
     "enroot_py.features.fabric": "hooks outside settings verbs manual",
@@ -86,7 +87,7 @@ def folders(name: str) -> Iterator[str]:
 
 
 def plugged(socket: str) -> Iterator[ModuleType]:
-    """Import and yield the module of each feature that plugs into a socket, or for ``step.PART`` has that part."""
+    """Import and yield the module of each feature that plugs into ``socket``, such as ``verbs`` or ``step.PART``."""
     assert socket.partition(".")[0] in SOCKETS
     for package, sockets in FEATURES.items():
         if socket in sockets.split():

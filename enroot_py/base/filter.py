@@ -1,6 +1,6 @@
 """Generate the system call filter of containers, seccomp(2), as C for the SPANK plugin and the cffi module.
 
-The filter has two parts and allows everything else: it is no sandbox.
+The filter has two parts, and allows all other calls: it is no sandbox.
 
 - A container has one user, so chown(2), setuid(2) and similar calls cannot work, and package managers stop if they
   fail. The filter makes them do nothing and report success.
@@ -51,7 +51,7 @@ def c_filter() -> str:
     for i, architecture in enumerate(_ARCHITECTURES):
         filter_rules = _of_architecture([numbers[i] for numbers in _CALLS.values() if numbers[i]], _IOCTL[i])
         rules += [_jump(architecture, unequal=len(filter_rules)), *filter_rules]
-    # Other architectures use the number of ioctl(2) on the machine that compiles the filter.
+    # For other architectures, use the number of ioctl(2) on the machine that compiles the filter.
     rules += [_LOAD_NUMBER, _jump("SYS_ioctl", equal=1), _ALLOW, *_of_ioctl()]
     lines = "".join(f"\t{rule}, \\\n" for rule in rules)
     return f"#define PENROOT_FILTER {{ \\\n{lines}}}\n"

@@ -1,4 +1,4 @@
-"""Immutable records, like frozen dataclasses. On the start path, where importing dataclasses would cost too much."""
+"""Immutable records, like frozen dataclasses. On the start path, where the import of dataclasses would be too slow."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Record the holder of a lock file: node, boot and process. A lock of flock(2) may not reach other nodes."""
+"""Record in a lock file which process holds it: node, boot and PID. flock(2) may not reach other nodes."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The cache of the dynamic loader, ld.so(8): read from the host, extended in a container.
+"""Read the cache of the dynamic loader, ld.so(8), and add libraries to the cache of a container.
 
 This module writes the cache without ldconfig: executing a program would slow a start, and an image may have no
 ldconfig, or an ldconfig for another machine. The module uses glibc's new format (sysdeps/generic/dl-cache.h), which
@@ -10,27 +10,28 @@ from __future__ import annotations
 import os
 import sys
 
-# Not struct, which is one more file to load, and not array, which imports collections: both would slow a start.
+# Import _struct, because struct is one more file to load, and array imports collections: both would slow a start.
 from _struct import error as StructError  # type: ignore[attr-defined]
 from _struct import pack, unpack
 
 _MAGIC = b"glibc-ld.so.cache1.1"
 _EXTENSION_MAGIC = 0xEAA42174
-_HWCAPS = 1  # tag of the extension that holds offsets of strings
+_HWCAPS = 1  # tag of the extension section that holds offsets of strings
 _HEADER, _ENTRY = 48, 24
 
-# Cache flags of 64-bit libraries by machine: by e_machine of elf(5) and by name of uname(2).
+# Cache flags of 64-bit libraries. Each machine has two keys: e_machine of elf(5), and the name from uname(2).
 _FLAGS = {62: 0x303, "x86_64": 0x303, 183: 0xA03, "aarch64": 0xA03}
 _OTHER_HWCAP = 0x3
 NATIVE = _FLAGS.get(os.uname().machine, _OTHER_HWCAP)
 
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _SHT_NOTE = 7
-# Bytes of a section header, and limits that no linker exceeds. The headers of an untrusted image may state more.
+# Bytes of a section header, and limits in bytes for a table and a name. No linker exceeds these limits, but the headers
+# of an untrusted image may state more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
-_MAX_SECTIONS = 64  # of a cache extension
+_MAX_SECTIONS = 64  # limit for a cache extension
 
-# Raised for a damaged cache: an image is untrusted.
+# The exceptions that parsing a damaged cache raises: an image is untrusted.
 DAMAGE = (ValueError, IndexError, StructError)
 
 TYPE_CHECKING = False
@@ -152,8 +153,8 @@ def extend(data: bytes, libraries: list[Library]) -> bytes:
 def _new_part(data: bytes) -> bytes:
     """Return the new-format part of a cache, with all offsets relative to that part; b"" if ``data`` is not a cache.
 
-    If an old-format part precedes it, the offsets of extensions are relative to the file; all other offsets already are
-    relative to the part.
+    If an old-format part precedes it, the offsets of extensions count from the start of the file, and are adjusted
+    here. All other offsets count from the start of the new-format part.
     """
     if data.startswith(_MAGIC):
         return data
@@ -179,7 +180,7 @@ def _extension(data: bytes | bytearray) -> int:
 
 
 def _sections(data: bytes | bytearray, extension: int) -> range:
-    """Return the offsets of the section headers of an extension: tag, flags, offset, size."""
+    """Return the offsets of an extension's section headers. A header holds tag, flags, offset and size."""
     if _number(data, extension) != _EXTENSION_MAGIC:
         raise ValueError("the cache of the loader has an unknown extension")
     count = _number(data, extension + 4)
@@ -217,7 +218,7 @@ def _shift_extension(data: bytearray, shift: int) -> None:
 
 
 def _order(name: bytes) -> list[int]:
-    """Return the sort key of a name for the loader's binary search: numbers by value, above other characters."""
+    """Return the sort key of a name for the loader's binary search: numbers sort by value, after other characters."""
     order = []
     number = -1
     for c in name:

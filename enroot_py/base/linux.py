@@ -256,17 +256,17 @@ def renew_keyring() -> None:
 
 
 def digest(path: str) -> str:
-    """Return a digest of the text of a file, or "" if the file cannot be read: c_shims/digest.h"""
+    """Return size and FNV-1a hash of a regular file as a word, or "" if the file cannot be read: c_shims/digest.h"""
     word = ffi.new("char[]", 40)  # PENROOT_DIGEST_BYTES
     return "" if lib.penroot_digest_format(_text(path), word) < 0 else ffi.string(word).decode()
 
 
 def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_ms: int, *, orphan: bool) -> int:
-    """Execute a program in the background, with ``fds`` (in ascending order) from 3 on: c_shims/background.h
+    """Execute a program in the background. ``fds``, in ascending order, become the program's descriptors from 3 on.
 
     Nothing is executed if the first of ``fds`` becomes readable, or its other end is closed, within ``delay_ms``.
-    Returns the process to wait for: the program, or with ``orphan`` a process that ends at once. Call this once per
-    process.
+    Returns the PID to wait for: the program, or with ``orphan`` an intermediate process, which ends at once. Call this
+    once per process: c_shims/background.h.
     """
     words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
     memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)
@@ -277,7 +277,8 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
 def fork_below(path: str, name: str, word: str, fd: int) -> int:
     """Start a program with ``fd`` as descriptor 3, and fork this process as the program's child: c_shims/guard.h
 
-    Returns the PID of the program, or 0 in its child. Block all signals before the call.
+    The program's arguments are ``name``, the PID of this child, and ``word``. Returns the PID of the program, or 0 in
+    the child. Block all signals before the call.
     """
     return _check(lib.penroot_fork_below(_text(path), name.encode(), word.encode(), fd), path)
 

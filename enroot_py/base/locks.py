@@ -24,7 +24,10 @@ def flock(fd: int, *, shared: bool = False) -> bool:
 
 
 def attempt(fd: int) -> bool | None:
-    """Lock an open file. Return False if another process has the lock, None if no locks work there. Raises OSError."""
+    """Lock an open file. Return False if another process has the lock, None if its file system has no locks.
+
+    Raises OSError.
+    """
     try:
         return flock(fd)
     except OSError as e:

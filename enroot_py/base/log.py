@@ -1,6 +1,6 @@
 """Log to stderr: stdout is for results only.
 
-Not the logging module: its import costs more than a container start.
+Do not use the module logging here: its import costs more than a container start.
 """
 
 from __future__ import annotations
@@ -113,5 +113,5 @@ def many(count: int, noun: str) -> str:
     return f"{count} {noun}" if count == 1 else f"{count} {noun}s"
 
 
-# ``start --explain`` sets it: a function that gets the description of each operation before the operation.
+# A function that ``start --explain`` sets. It gets the description of each operation before the operation.
 explain: Callable[[str], None] | None = None

@@ -1,7 +1,7 @@
 """Create and remove files and directories under hidden names, and remove leftovers of killed processes.
 
-``.NAME.NODE.PID-RANDOM.making`` becomes NAME by rename when it is complete. ``.NAME.NODE.PID-RANDOM.trash`` was NAME
-until its deletion began. A process holds the flock(2) of its hidden entry. The kernel frees the lock of a killed
+``.NAME.NODE.PID-RANDOM.making`` is renamed to NAME when it is complete. To delete NAME, a process first renames it to
+``.NAME.NODE.PID-RANDOM.trash``. A process holds the flock(2) of its hidden entry. The kernel frees the lock of a killed
 process, and the next process that creates a file in the directory removes the entry. On a network file system, where
 locks may not reach other nodes, a node removes other nodes' entries only after a day.
 """
@@ -38,7 +38,7 @@ def _node() -> str:
 
 
 class Directory:
-    """A new directory without its final name until publish(). The end of the ``with`` removes it if unpublished."""
+    """A new directory with a hidden name until publish(). The end of the ``with`` removes an unpublished directory."""
 
     def __init__(self, target: str, mode: int) -> None:
         self._target = target
@@ -92,10 +92,10 @@ class Directory:
 
 
 class File:
-    """A new file without its final name until publish(). The end of the ``with`` removes it if unpublished.
+    """A new file without its final name until publish(). The end of the ``with`` removes an unpublished file.
 
-    Until then, the file has no name (open(2), O_TMPFILE), or on file systems without O_TMPFILE, such as NFS, a hidden
-    name.
+    Before publish(), the file has no name (open(2), O_TMPFILE). On file systems without O_TMPFILE, such as NFS, it has
+    a hidden name.
     """
 
     def __init__(self, path: str) -> None:
@@ -134,7 +134,7 @@ class File:
         self.appear(replace=replace)
 
     def appear(self, *, replace: bool) -> None:
-        """Give the file its name without fsync(2): after a power cut it may be empty. Raises errors like publish()."""
+        """Give the file its name without fsync(2): after a power cut it may be empty. Errors: see publish()."""
         source = self._hidden or f"/proc/self/fd/{self.fd}"
         if not replace:
             _link(source, self._path)
@@ -181,7 +181,7 @@ def link(fd: int, path: str) -> None:
 
 
 def _link(source: str, path: str) -> None:
-    """Call linkat(2) with AT_SYMLINK_FOLLOW for /proc/self/fd: os.link() does so only with a directory descriptor."""
+    """Call linkat(2) for /proc/self/fd. os.link() sets AT_SYMLINK_FOLLOW only with a directory descriptor."""
     directory, name = os.path.split(path)
     with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
         os.link(source, name, dst_dir_fd=at)
@@ -214,7 +214,7 @@ def _open_to_remove(path: str, flags: int) -> Fd:
 
 
 def _is_ours(fd: int, path: str) -> bool:
-    """Lock a new entry. Return False if the sweep() of another process has taken it. Raises OSError."""
+    """Lock a new entry. Return False if the sweep() of another process is removing it. Raises OSError."""
     return locks.attempt(fd) is not False and locks.is_at(fd, path)
 
 

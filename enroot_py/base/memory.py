@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 from enroot_py.base import cgroups
 
-_THREAD_BYTES = 32 << 20  # per compressor thread: about the need of the strongest compression
+_THREAD_BYTES = 32 << 20  # for each compressor thread: about what the strongest compression needs
 _MIN_BUFFER_BYTES = 64 << 20  # mksquashfs accepts no less
 _MAX_BUFFER_BYTES = 512 << 20  # more does not help
 # File of the limit, file of the usage, and the prefix of those fields of memory.stat that include child groups.

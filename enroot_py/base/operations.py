@@ -1,4 +1,4 @@
-"""Report operations to features that record events. Without such a feature, a report costs almost nothing.
+"""Report operations to optional features that record events. Without such a feature, a report costs almost nothing.
 
 On the start path.
 """
@@ -54,7 +54,7 @@ class Operation:
 
 
 def phase(name: str) -> None:
-    """End a phase of the current event. The phase began at the previous call, or with the event."""
+    """End the phase ``name`` of the current event. The phase began at the previous call, or with the event."""
     if event is not None:
         event.phase(name)
 

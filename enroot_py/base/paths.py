@@ -1,10 +1,11 @@
 """Resolve paths beneath a root, so that no symlink and no ``..`` of an image leads outside.
 
-The functions take ``root``, an open directory, and resolve paths as chroot(2) would: openat2(2), RESOLVE_IN_ROOT.
+``root`` is an open directory. Paths are resolved as after chroot(2) into it, by openat2(2) with RESOLVE_IN_ROOT.
 
-Host trees are mounted beneath the root too, and an image may link into them: /etc to /dev/shm, a file to
+Host trees are mounted beneath the root too, and symlinks of an image may lead into them: /etc to /dev/shm, or a file to
 /proc/self/environ. Therefore these functions read and create files only on the root's mount or on a tmpfs of the
-container. They accept a path in a host tree only if no component is a symlink, because then the user named this path.
+container. A read, or a call with ``named``, may use a path in a host tree if no component of the path is a symlink:
+then the user has named this place, not the image.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from enroot_py.base.errors import ContainerError
 from enroot_py.base.fds import Fd
 
 _MAXSYMLINKS = 40  # path_resolution(7)
-_MAX_FILE_BYTES = 16 << 20  # of a file of an image that is read into memory, such as /etc/passwd
+_MAX_FILE_BYTES = 16 << 20  # limit for reading a file of an image into memory, such as /etc/passwd
 _MAX_SKELETON_FILES = 2000
 _OPEN = os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 
@@ -36,7 +37,7 @@ def inode(fd: int) -> tuple[int, int]:
 
 
 def open_mounted(root: int, path: str, known: tuple[int, int] | None) -> Fd:
-    """Open the mount on ``path``. Follow a symlink of the image only to the mount whose root is the inode ``known``.
+    """Open the mount on ``path``. Follow a symlink of the image only to the mount whose root has the inode() ``known``.
 
     Raises OSError.
     """
@@ -65,7 +66,7 @@ def version(status: os.stat_result) -> tuple[int, ...]:
 
 
 def state(root: int, path: str) -> tuple[int, ...]:
-    """Return values that change when a file is written or replaced: its inode, size and times. () if it is missing."""
+    """Return version() of the file ``path`` beneath ``root``, or () if the file is missing."""
     try:
         with open_in(root, path) as fd:
             status = os.fstat(fd)
@@ -82,9 +83,9 @@ class Foreign(OSError):
 
 
 def is_own(root: int, fd: int) -> bool:
-    """Return whether an open file is on the mount of ``root``, on its volumes, or on a tmpfs mounted only beneath it.
+    """Return whether an open file is on the mount of ``root``, a volume, or a tmpfs mounted only beneath ``root``.
 
-    Call it only outside the container: it trusts /proc.
+    Call this only outside the container, because it trusts /proc.
     """
     number, base_number = _mount_id(fd), _mount_id(root)
     if number == base_number:
@@ -113,7 +114,7 @@ def _is_beneath(path: str, directory: str) -> bool:
 def check_own(root: int, path: str, *, named: bool = False, entered: bool = False) -> bool:
     """Return whether the existing ``path`` belongs to the container.
 
-    If the path is in a host mount, return False if ``named`` is set and no component is a symlink, else raise Foreign.
+    For a path in a host mount, return False if ``named`` is set and no component is a symlink; otherwise raise Foreign.
     Set ``entered`` in a process that has entered the container, because /proc is not trusted there. Raises OSError.
     """
     try:
@@ -183,7 +184,7 @@ def make_directory(root: int, path: str, mode: int = 0o755, *, named: bool = Fal
 
 
 def make_file(root: int, path: str, mode: int = 0o755, *, named: bool = False, entered: bool = False) -> Fd:
-    """Open the file ``path`` beneath ``root`` with O_PATH. Creates it like make_directory(). Raises OSError."""
+    """Open the file ``path`` beneath ``root`` with O_PATH, or create it: see make_directory(). Raises OSError."""
     return _Maker(root, named=named, entered=entered).make(path, mode, directory=False)
 
 
@@ -207,7 +208,7 @@ class _Maker:
             raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
         with self.make(above or ".", 0o755, directory=True, depth=depth + 1) as parent:
             if not check_own(self._root, above, named=self._named, entered=self._entered):
-                mode |= 0o755  # the new entry is in a host tree, where it stays after the container's end
+                mode |= 0o755  # in a host tree, where the new entry outlives the container
             try:
                 if directory:
                     os.mkdir(name, mode, dir_fd=parent)
@@ -273,7 +274,7 @@ def write(root: int, path: str, content: bytes, mode: int = 0o644) -> None:
     Raises OSError, also for a path in a host tree.
     """
     above, _, name = path.strip("/").rpartition("/")
-    # One name for all files, because each new name costs a request to the FUSE server.
+    # The same temporary name for all files, because each new name costs a request to the FUSE server.
     temporary = f".penroot.{os.getpid()}"
     with make_directory(root, above or ".") as parent:
         check_own(root, above)

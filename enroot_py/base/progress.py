@@ -42,7 +42,7 @@ def bar(label: str, done: int, total: int, seconds: float, width: int, *facts: s
 
 
 class Progress:
-    """Count how many of ``total`` bytes several processes have read. Each process counts in its own part.
+    """Count how many of ``total`` bytes several processes have read. Each process reads one part, and counts its bytes.
 
     Create this before forking the processes, because the counts are in shared memory. tick() calls ``go_on`` if a
     process has read data since the previous tick().

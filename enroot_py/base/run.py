@@ -1,4 +1,4 @@
-"""Run other programs. Not for the start path."""
+"""Run other programs. Do not import this in the code that starts a container: subprocess is slow to import."""
 
 from __future__ import annotations
 
@@ -39,15 +39,16 @@ class Program:
     stdout: int | None = None  # a descriptor
     before: Callable[[], None] | None = None  # called in the child before execve(2)
     timeout: float | None = None  # seconds until it is killed
-    tolerate: Callable[[int, list[str]], bool] | None = None  # whether a status with these lines of stderr is a success
+    tolerate: Callable[[int, list[str]], bool] | None = None  # (status, stderr lines): whether to accept a failure
     warnings: bool = False  # show the stderr of a program that succeeds
     expected: str = "\n"  # do not show stderr lines with this prefix
 
     def run(self) -> str:
         """Run the program, and return its stdout, or "" if stdout is redirected. The program dies with this process.
 
-        Raises ``error`` with lines of stderr, or of stdout if stderr is empty: the first line that begins with the
-        program's name, because a usage text may follow, or else the last two lines.
+        If the program fails, raises ``error`` with the first line of stderr that begins with the program's name: a
+        usage text may follow this line. Without such a line, ``error`` has the last two lines. If stderr is empty, the
+        lines come from stdout.
         """
         log.debug("run " + " ".join(self.command))
         done = self._done()
@@ -56,7 +57,7 @@ class Program:
             hint = "out of memory? see --mem and dmesg" if done.returncode == -signal.SIGKILL else ""
             raise self.error(f"{self.command[0]} was killed by {name}", hint=hint)
         if done.returncode != 0:
-            written = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-*: to stdout
+            written = done.stderr if done.stderr.strip() else done.stdout or ""  # docker-credential-* uses stdout
             self._judge(done.returncode, _lines(written))
         elif self.warnings:
             self._show([line for line in _lines(done.stderr) if not line.startswith(self.expected)])
@@ -68,7 +69,7 @@ class Program:
         def begin() -> None:
             if self.before:
                 self.before()
-            workers.die_with_parent(signal.SIGKILL)  # last: a change of credentials cancels it, prctl(2)
+            workers.die_with_parent(signal.SIGKILL)  # last, because a change of credentials cancels it: prctl(2)
             if os.getppid() != parent:
                 os._exit(128 + signal.SIGKILL)
 

@@ -9,13 +9,13 @@ CATCHABLE = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
 STOPPING = (_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU)
 # The terminal sends these to the whole foreground process group.
 OF_TERMINALS = (*STOPPING, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGWINCH)
-# A process that holds a container or serves its files ignores these signals, and ends only with the step or the
-# container: scancel may signal all processes of a step, not only its programs (cgroup.conf, SignalChildrenProcesses).
-# SIGSEGV and similar signals from a fault of the process still end it. SIGCHLD is not in this set.
+# A process that keeps a container running or serves its files ignores these signals, because scancel may signal all
+# processes of a step (cgroup.conf, SignalChildrenProcesses). The process ends only with the step or the container. A
+# fault of the process itself, such as SIGSEGV, still ends it. SIGCHLD is not in this set.
 UNHEARD = tuple(CATCHABLE - {_signal.SIGCHLD})
 
 
 def restore() -> None:
-    """Reset the signals that Python ignores. A program executed by execve(2) would ignore them too."""
+    """Reset the signals that Python ignores, because a program executed by execve(2) would ignore them too."""
     for number in (SIGPIPE, SIGXFSZ):
         signal(number, SIG_DFL)

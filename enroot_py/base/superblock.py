@@ -1,7 +1,7 @@
 """Read the superblock of a squashfs file, to check that the file is squashfs and complete.
 
 Sources: the kernel's squashfs documentation, "SQUASHFS FILESYSTEM DESIGN", and
-fs/squashfs/squashfs_fs.h. On the start path: no import here but os.
+fs/squashfs/squashfs_fs.h. On the start path, so this module imports only os.
 """
 
 from __future__ import annotations
@@ -11,15 +11,15 @@ import os
 SIZE_BYTES = 96
 _MAGIC = b"hsqs"
 _LAST_COMPRESSION = 6  # zstd
-# The metadata block of the ID table if root is the only owner: the size with the bit for "not compressed", and ID 0.
-# No program compresses four bytes.
+# The metadata block of the ID table if root is the only owner: the size, 4, with the bit for "not compressed"; then the
+# ID 0. No program compresses a block of four bytes.
 _ONLY_ROOT = b"\x04\x80" + bytes(4)
 
 
 def fault(fd: int, offset: int = 0) -> tuple[str, str]:
     """Return the fault of a newly opened squashfs file, and the fix. Both are "" if the file has no fault.
 
-    The squashfs begins at ``offset``: in a bundle, other data precedes it. Raises OSError.
+    The squashfs begins at ``offset``: in a bundle (features/bundle), other data precedes it. Raises OSError.
     """
     try:
         block, size = (
@@ -41,7 +41,7 @@ def fault(fd: int, offset: int = 0) -> tuple[str, str]:
 
 
 def compression_fault(fd: int, offset: int = 0) -> tuple[str, str]:
-    """Return the fault of a squashfs file whose compression is unknown, and the fix. Both are "" if it is known.
+    """Return the fault and the fix if the compression of a squashfs file is unknown. Both are "" if it is known.
 
     Raises OSError.
     """

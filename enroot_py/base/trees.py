@@ -57,8 +57,8 @@ def remove(path: str) -> None:
 def remove_in(parent: int, name: bytes | str) -> None:
     """Remove the directory ``name`` in ``parent`` and its content. Raises OSError.
 
-    Crosses no mount point and follows no symlink. Not shutil.rmtree: directories may lack u+rwx, and a tree may be
-    deeper than the limits of descriptors and of Python's stack.
+    Crosses no mount point and follows no symlink. shutil.rmtree does not work here: directories may lack u+rwx, and a
+    tree may be deeper than the limits of descriptors and of Python's stack allow.
     """
     os.chmod(name, 0o700, dir_fd=parent)
     with Fd(os.open(name, _DIRECTORY, dir_fd=parent)) as top:

@@ -35,9 +35,9 @@ def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int
 
 
 def own(path: str) -> str:
-    """Return ``path``, or the caller's directory beneath it if users share ``path``: mode 1777, or open to a group.
+    """Return ``path``. If users share this directory, see is_shared(), return the caller's directory beneath it.
 
-    Creates a directory only if another user has taken its usual name, see mine(). Raises OSError.
+    Creates a directory only if another user has taken the usual name: see mine(). Raises OSError.
     """
     try:
         state = os.stat(path)
@@ -49,7 +49,10 @@ def own(path: str) -> str:
 
 
 def is_shared(state: os.stat_result) -> bool:
-    """Return whether users share a directory: root owns it with mode 1777, or another user, and a group can write."""
+    """Return whether users share a directory. Either root owns it with mode 1777, or a group can write to it.
+
+    The second case excludes a directory of the caller, and the private group of the owner.
+    """
     if state.st_mode & _OTHERS_WRITE:
         return state.st_uid == 0 and bool(state.st_mode & stat.S_ISVTX)
     return bool(state.st_mode & _GROUP_WRITE) and state.st_uid != os.geteuid() and not _is_own_group(state)
@@ -148,7 +151,7 @@ def _check_above(path: str, state: os.stat_result, strict: bool) -> bool:
 def _root() -> int:
     """Return the uid of root's files.
 
-    In a user namespace that does not map root, it is the overflow uid, which files of other unmapped users have too.
+    In a user namespace that does not map root, this is the overflow uid. Files of other unmapped users have it too.
     """
     return os.stat("/proc/sys").st_uid
 
@@ -171,7 +174,7 @@ def file(path: str) -> int:
 
 
 def installed(path: str, root: str = "/") -> int:
-    """Open a regular host file for reading that only the owner of the directory ``root`` could have installed.
+    """Open a regular host file for reading, if only the owner of the directory ``root`` could have installed it.
 
     Follows no symlink, and refuses a path with a component that others can write to. Call it outside user namespaces
     only: inside, all unmapped users look like one owner. Raises OSError; strerror is the failed check.
@@ -221,5 +224,5 @@ def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> Non
 
 
 def _is_own_group(state: os.stat_result) -> bool:
-    """Return whether the group is the owner's private group: it has the owner's number. Used with umask 002."""
+    """Return whether the group is the owner's private group, which has the owner's number and allows umask 002."""
     return state.st_gid == state.st_uid

@@ -1,7 +1,7 @@
 """Let one process make a file while other processes that need it wait, on one node or on nodes that share the file.
 
-The maker of NAME creates ``.NAME.turn`` with its node, boot and process, locks it with flock(2), and updates its time
-every few seconds. If flock(2) does not reach other nodes, the time shows that the maker is alive.
+The maker of NAME creates the file ``.NAME.turn`` with the maker's node, boot ID and PID, locks the file with flock(2),
+and updates its time every few seconds. If flock(2) does not reach other nodes, the time shows that the maker is alive.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ class Turn:
             try:
                 locks.attempt(fd)
                 os.write(fd, holders.this_process().dumps())
-            except OSError:  # the disk is full
+            except OSError:  # for example, the disk is full
                 os.unlink(self._path)
                 raise
             self._fd = fd.keep()

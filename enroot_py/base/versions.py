@@ -5,9 +5,10 @@
 
 A process follows the link once at its start, and loads everything from that directory. An installation completes the
 new version, then replaces the link by rename(2): if it is killed before, nothing has changed. A later installation
-removes an old version when no container has it mounted and no process has a file of it open or mapped: only then the
-kernel grants a write lease (fcntl(2), F_SETLEASE). So processes need no lock, and a slurmd that has only the plugin
-mapped is detected too. On shared file systems such as NFS, which have no leases, the age of a version decides.
+removes an old version when no container has it mounted and no process has one of its files open or mapped. The kernel
+grants a write lease on a file (fcntl(2), F_SETLEASE) only if no process has it open or mapped. So processes need no
+lock, and a slurmd that has only the plugin mapped is detected too. On shared file systems such as NFS, which have no
+leases, the age of a version decides.
 """
 
 from __future__ import annotations

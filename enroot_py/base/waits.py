@@ -23,13 +23,13 @@ HINT = "resume that process (kill -CONT PID, scontrol resume JOB), or end it: ki
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CHECK_INTERVAL_S = 0.5
 _MAX_CHECK_GAP_S = 2.0  # a longer gap means that this process was stopped, and perhaps the holder too
-_MIN_ASLEEP_CHECKS = 2  # in a row: the processes of a resumed job continue one after the other
-_MIN_PROGRESS_CPU_S = 0.1  # of processor time: a process that only polls uses less in a minute
+_MIN_ASLEEP_CHECKS = 2  # consecutive checks: the processes of a resumed job continue one by one
+_MIN_PROGRESS_CPU_S = 0.1  # a process that only polls uses less CPU time in a minute
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
 
 
 def lock(fd: int, doing: str, *, shared: bool = False, stalled_after: float = STALLED_AFTER_S) -> str:
-    """Wait for the lock of an open file or directory. Return "" when it is locked, or why the wait failed.
+    """Wait for the lock of an open file or directory. Return "" when it is locked, or the reason why the wait failed.
 
     ``doing`` is the holder's work: "making layers/0123". The wait ends soon after the holder is stopped, or after
     ``stalled_after`` seconds without progress of the holder. Raises OSError.
@@ -66,7 +66,7 @@ def changing(path: str) -> Iterator[None]:
 
 
 def queue(fd: int, path: str) -> None:
-    """Wait for the lock ``fd`` of the file ``path``, or return at once on a file system without locks.
+    """Wait for the lock on ``fd``, the lock file of ``path``. Return at once on a file system without locks.
 
     Raises PenrootError if the holder is stopped or makes no progress, OSError.
     """

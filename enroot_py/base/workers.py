@@ -39,10 +39,10 @@ def processors(most: int = 0) -> int:
 def run(tasks: Sequence[Callable[[], None]], parallel: int, tick: Callable[[int], None] | None = None) -> None:
     """Call each task in its own process, in order, ``parallel`` at a time.
 
-    Calls ``tick`` several times a second with the number of ended tasks. If a task fails, kills all tasks and raises
-    its PenrootError or OSError, or RuntimeError for any other error. An interrupt kills all tasks: SIGINT raises
-    KeyboardInterrupt, SIGTERM SystemExit. The caller removes the files of killed tasks. Warns of a stopped process, and
-    fails if it stays stopped for a minute.
+    Calls ``tick`` several times a second with the number of ended tasks. If a task fails, kills all tasks. Raises
+    the task's PenrootError or OSError, or RuntimeError for any other error. SIGINT or SIGTERM kills all tasks, and
+    raises KeyboardInterrupt or SystemExit. The caller removes the files of killed tasks. Warns if a task's process is
+    stopped, and raises PenrootError if it stays stopped for a minute.
     """
     waiting = list(tasks)
     running: dict[int, int] = {}  # by PID: the pipe from which to read the error
@@ -99,9 +99,9 @@ class _Stops:
 class _Interrupts:
     """Within the ``with``, record SIGINT and SIGTERM, and raise only in check().
 
-    A handler may raise between any two instructions. If it raised in a destructor, Python would drop the exception and
-    lose the interrupt. ``pipe`` becomes readable at the first signal. Signals that the caller ignores or handles stay
-    as they are.
+    A signal handler can run between any two instructions. If it raised an exception in a destructor, Python would drop
+    the exception, and the interrupt would be lost. ``pipe`` becomes readable at the first signal. Signals that the
+    caller ignores or handles stay as they are.
     """
 
     def __enter__(self) -> _Interrupts:

@@ -1,7 +1,8 @@
 """Run ``penroot doctor`` as another user, for root.
 
-Root opens no path that the user controls, neither configuration nor directories. The user can stop or replace the
-child, and can make it print anything. Therefore the child's output is checked, and limited in size and time.
+The checks run in a child process that becomes the user. Root opens no path that the user controls, neither
+configuration nor directories. The user can stop or replace the child, and can make it print anything. Therefore root
+checks the child's output, and limits its size and time.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _MAX_FD = 0xFFFFFFFF
 
 
 def findings(name: str, deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
-    """Yield the findings of a doctor that runs as the user ``name``. Raises UsageError."""
+    """Run the checks as the user ``name``, and yield their findings. Raises UsageError."""
     if os.geteuid() != 0:
         raise UsageError(f"--user {name}: only root can check another user", hint="sudo penroot doctor --user NAME")
     try:
@@ -55,7 +56,7 @@ def findings(name: str, deadline_s: float = _DEADLINE_S) -> Iterator[Finding]:
 
 
 def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
-    """In the child: become the user like a login, and execute penroot."""
+    """In the child: become the user, as a login does, and execute penroot."""
     try:
         os.setsid()  # the user's processes must not reach root's terminal
         null = os.open(os.devnull, os.O_RDWR)
@@ -76,7 +77,7 @@ def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
 
 
 def _environ(account: pwd.struct_passwd) -> dict[str, str]:
-    """Return the environment of a login, with no variable of root's: login(1), pam_systemd(8)."""
+    """Return the environment of a login, without root's variables: login(1), pam_systemd(8)."""
     environ = {
         "HOME": account.pw_dir,
         "USER": account.pw_name,
@@ -96,7 +97,7 @@ def _read(output: int, name: str, deadline_s: float) -> Iterator[Finding]:
     while True:
         left = end - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the next check hangs"
+            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the check after these results hangs"
             yield Finding("bad", what, "check the mounts of the user's directories: a file server may not answer")
             return
         data = os.read(output, 1 << 16)
@@ -130,7 +131,7 @@ def _has_succeeded(pid: int) -> bool:
 
 
 def _end(pid: int) -> None:
-    """Kill the child and its process group. Wait at most a second, because a file server can block a process."""
+    """Kill the child and its process group. Wait at most a second: a dead file server can keep a process alive."""
     for kill in (os.killpg, os.kill):  # the child may not have created its group yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

@@ -75,13 +75,13 @@ def cache_list(as_json: bool) -> None:
 @click.option(
     "--keep", metavar="SIZE", default="0", help="Stop when the store is down to SIZE, such as 20G (default: 0)."
 )
-@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Only images unused for at least DAYS days.")
+@click.option("--older", metavar="DAYS", type=Days(0), default=0, help="Keep images used within the last DAYS days.")
 @click.option("-n", "--dry-run", is_flag=True, help="Print the images to remove, and remove nothing.")
 @click.argument("images", nargs=-1, metavar="[IMAGE...]")
 def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool) -> None:
     """Remove unused images, least recently used first.
 
-    With IMAGE, a name or digest of penroot cache list, remove only these images.
+    With IMAGE, remove only these images. IMAGE is a name or digest that penroot cache list shows.
     """
     from enroot_py.store import inventory, prune
 
@@ -146,7 +146,7 @@ def cache_verify(repair: bool) -> None:
             f"{len(damaged)} of the stored images and layers are damaged", hint="penroot cache verify --repair"
         )
     failed = 0
-    # Repair the stored image, even if a lock file pins another one.
+    # Repair the stored image, even if a lock file pins the tag to another image.
     options = settings.load().replace("cache verify", lock="")
     for reference in verify.repair(store, damaged) if damaged else ():
         try:

@@ -22,7 +22,7 @@ _INSTEAD = {
     "container": "{} list",
     "image": "{} cache list",
     "images": "{} cache list",
-    "kill": "{} stop --signal KILL NAME; for other signals: {} ps NAME, for the PID; then: kill -SIGNAL PID",
+    "kill": "{} stop --signal KILL NAME; to send another signal: kill -SIGNAL PID, with a PID from {} ps NAME",
     "ls": "{} list",
     "pull": "{} import docker://IMAGE",
     "push": "podman push IMAGE ({} only downloads images)",
@@ -62,19 +62,19 @@ T = TypeVar("T", str | None, tuple[str, ...])
 
 
 def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
-    """Return the value of a parameter, but refuse an empty one: it usually comes from an unset variable of a script."""
+    """Return the value of a parameter. Refuse an empty value: usually it comes from an unset variable of a script."""
     if value == "" or isinstance(value, tuple) and "" in value:
         raise click.BadParameter("the value is empty")
     return value
 
 
 def change(ctx: click.Context, origin: str, **changes: object) -> None:
-    """Change settings for this run. Options that a feature adds to a verb call this."""
+    """Change settings for this run. For the callbacks of options that an optional feature adds to a verb."""
     ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
 
 
 def loaded(*, force: bool = False) -> Settings:
-    """Load the settings of this run. Options of features and --force take precedence."""
+    """Load the settings of this run. Settings that change() has changed, and --force, take precedence."""
     settings = load()
     ctx = click.get_current_context(silent=True)
     for origin, changes in ctx.meta.get(_CHANGES, ()) if ctx else ():
@@ -83,7 +83,7 @@ def loaded(*, force: bool = False) -> Settings:
 
 
 def container_names(ctx: click.Context, parameter: click.Parameter, incomplete: str) -> list[str]:
-    """Complete names of containers, and for ``start`` image files in the working directory."""
+    """Shell completion: return matching container names; for ``start``, also image files in the working directory."""
     from enroot_py.store import containers
 
     names = containers.names(load())
@@ -101,7 +101,7 @@ def shown_json(value: object) -> bytes:
 
     text = json.dumps(value, indent=2, ensure_ascii=False)
     text = "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
-    return text.encode(errors="backslashreplace")  # for surrogates this is JSON's own escape
+    return text.encode(errors="backslashreplace")  # writes surrogates as JSON does: \ud800
 
 
 def _escaped(character: str) -> str:

@@ -1,7 +1,7 @@
 """``penroot cp``: copy files between the host and a running container.
 
-The container can change its files and links meanwhile, so paths in it are resolved beneath its root: openat2(2),
-RESOLVE_IN_ROOT.
+The container can change its files and links meanwhile, so the kernel resolves paths in the container beneath its root:
+openat2(2), RESOLVE_IN_ROOT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PATH = os.O_PATH | os.O_CLOEXEC
 
 
 class Side:
-    """One side of a copy: a path on the host, or beneath ``root``, the open root directory of a container."""
+    """One side of a copy: a path on the host, or a path in a container whose open root directory is ``root``."""
 
     def __init__(self, path: str, root: int = -1) -> None:
         self.path, self._root = path or ".", root
@@ -85,7 +85,7 @@ def _root(name: str) -> Fd:
     pid = running.find(name, settings)
     try:
         with Fd(os.open(f"/proc/{pid}/root", _PATH | os.O_DIRECTORY)) as root:
-            if running.find(name, settings) == pid:  # otherwise another process may have the PID now
+            if running.find(name, settings) == pid:  # if not, the PID may have been reused before open()
                 return root.keep()
     except OSError as e:
         raise ContainerError(f"cannot open the root directory of {name}: {e.strerror}") from e

@@ -39,7 +39,7 @@ def start(
     """Start a container in the background and print its name.
 
     ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls its second argument
-    just before it executes the program. Raises PenrootError, whose exit status is 125 unless its class defines one.
+    just before it executes the program. Raises PenrootError. Its exit status is 125, unless its class defines another.
     """
     try:
         _check_name(name)
@@ -48,8 +48,8 @@ def start(
         launched = detached.launch(record)
         if launched is None:
             spaces = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            # The kernel ends a PID namespace with its first process, so --pid leaves no orphans. With superuser rights
-            # there is no user namespace to record.
+            # Orphans are found by their user namespace. With --pid there are no orphans, because the kernel ends a PID
+            # namespace with its first process. With superuser rights there is no user namespace.
             may_leave_orphans = not (namespaces.privileged(settings) or settings.unshare_pid)
 
             def ready() -> None:
@@ -69,7 +69,7 @@ def start(
 
 
 def _finish(record: detached.Record, messages: list[tuple[str, str]], status: int) -> None:
-    """Print the messages of a start, then the container's name; if the start failed, the container's output instead."""
+    """Print the messages of a start, then the container's name. If the start failed, print its output, and exit."""
     for level, text in messages:
         log.sink(level, text)
     if not status:
@@ -189,7 +189,7 @@ class _Stopping:
         else:
             with record:
                 while record.is_running and not record.monitor:
-                    sleep(_TICK_S)  # it is starting
+                    sleep(_TICK_S)  # the container is starting
                 program, waited = record.program, record.monitor
         self._program, self._waited = _Process(program), _Process(waited)
         self._inside = processes.inside(program, settings)

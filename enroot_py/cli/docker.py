@@ -69,7 +69,7 @@ def _run(rest: list[str]) -> str:
         if name in _FLAGS and not equals:
             options += filter(None, [_FLAGS[name]])
             if value:
-                rest.insert(0, f"-{value}")  # -it
+                rest.insert(0, f"-{value}")  # the rest of -it
             continue
         if name not in _VALUES:
             return ""

@@ -53,7 +53,7 @@ def of_features(settings: Settings) -> Iterator[Finding]:
 
 
 def kernel() -> Finding:
-    """Check for the newest system call that penroot needs. The version proves little: distributions backport calls."""
+    """Check for the newest system call that penroot needs. The version is no proof: distributions backport calls."""
     release = os.uname().release
     try:
         linux.mount_setattr(-1, "", 0, 0, 0, 0)
@@ -75,10 +75,10 @@ def root_directory() -> Iterator[Finding]:
 
 
 def container() -> Iterator[Finding]:
-    """Start a container as an ordinary user, up to its root file system. Versions and settings alone prove little."""
+    """Try a start as an ordinary user, up to the switch of the root. Versions and settings alone prove little."""
     if error := _failure(_mount_root):
         advice = (
-            "modprobe overlay; fix the kernel and user namespaces above; "
+            "modprobe overlay; fix the problems above with the kernel and user namespaces; "
             "if AppArmor restricts user namespaces, add a profile for " + os.path.realpath(sys.executable)
         )
         fix = getattr(error, "hint", "") or advice
@@ -103,7 +103,7 @@ _NOBODY_UID = 65534
 
 
 def _enter(private: int) -> None:
-    """As an ordinary user, enter the namespaces of a container and those in ``private``. Raises PenrootError."""
+    """Become an ordinary user. Enter the namespaces of a container, and those in ``private``. Raises PenrootError."""
     # In a user namespace that maps no other user, root cannot become nobody, and does not need to.
     with contextlib.suppress(OSError):
         os.setgroups([])
@@ -130,7 +130,7 @@ def _mount_proc() -> None:
 
 
 def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
-    """Check whether SELinux may deny slurmd's steps the calls that container() tested: selinux(8)."""
+    """Check whether SELinux may deny, to a step of slurmd, the calls that container() tested: selinux(8)."""
     try:
         with open(f"{root}/enforce") as file:
             enforcing = file.read().strip() == "1"
@@ -154,7 +154,7 @@ def hidepid(path: str = "/proc/self/mountinfo") -> Finding:
         return Finding("ok", "/proc shows all processes")
     return Finding(
         "warn",
-        f"/proc is mounted with hidepid={hidden}: steps run, but users of a shared store cannot see who else uses it",
+        f"/proc is mounted with hidepid={hidden}: steps run, but penroot cannot see which images other users use",
         "mount -o remount,hidepid=0 /proc, or give each user a store: ENROOT_CACHE_PATH in enroot.conf",
     )
 

@@ -14,7 +14,7 @@ _COLOURS = {"ok": log.GREEN, "warn": log.YELLOW, "bad": log.RED}
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """The result of one check. ``verdict`` is "ok", "bad", or "warn" if some containers will fail or be slow."""
+    """The result of one check. ``verdict`` is "ok", "warn" (some containers will fail or be slow) or "bad"."""
 
     verdict: str
     what: str
@@ -27,7 +27,7 @@ class Finding:
 
 
 def report(results: Iterable[Finding], *, as_json: bool = False) -> bool:
-    """Print findings as text, or as JSON with one object in a line. Return False if a finding is bad."""
+    """Print findings as text, or as JSON with an object on each line. Return False if a finding is bad."""
     good = True
     for finding in results:
         good = good and finding.verdict != "bad"

@@ -19,12 +19,12 @@ _UPGRADE = "install squashfuse 0.5 or later with squashfuse_ll, or unpack images
 
 def findings() -> Iterator[Finding]:
     """Check /dev/fuse and squashfuse."""
-    # In a pod, a device plugin may withhold the device from containers that need no FUSE.
+    # In a pod, a device plugin may withhold /dev/fuse from containers that need no FUSE.
     verdict = "warn" if pods.is_made() else "bad"
     try:
         info = os.stat("/dev/fuse")
     except FileNotFoundError:
-        message = "there is no /dev/fuse: squashfs images cannot be mounted, layers in the store can"
+        message = "there is no /dev/fuse: layers in the store can be mounted, but squashfs images cannot"
         yield Finding(verdict, message, pods.without_fuse(squashfuse.INSTEAD))
         return
     mode = stat.S_IMODE(info.st_mode)
@@ -36,8 +36,11 @@ def findings() -> Iterator[Finding]:
     try:
         os.close(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))
     except PermissionError as e:
-        if e.errno == errno.EPERM:  # from the device cgroup; the mode would cause EACCES
-            slurm_fix = "/dev/fuse in cgroup_allowed_devices_file.conf if this Slurm reads it, else ConstrainDevices=no"
+        if e.errno == errno.EPERM:  # from the device cgroup; the mode of the file would cause EACCES
+            slurm_fix = (
+                "add /dev/fuse to cgroup_allowed_devices_file.conf if this Slurm reads that file, "
+                "else set ConstrainDevices=no"
+            )
             yield Finding(
                 verdict,
                 "the device cgroup of this process denies /dev/fuse: squashfs images cannot be mounted",
@@ -66,7 +69,7 @@ def squashfuse_version(program: str) -> Finding:
             f"{name} is built with libfuse 2, which cannot serve an open /dev/fuse: squashfs images cannot be mounted"
         )
         return Finding("bad", message, _UPGRADE)
-    # If squashfuse's library is a separate file, the program lacks the symbol: check the version.
+    # If squashfuse's library is a separate file, the symbol is not in the program: check the version instead.
     parts = tuple(map(int, version[1].split(b"."))) if version else ()
     has_library = any(name.startswith("libsquashfuse") for name in libraries)
     if b"fuse_session_loop_mt" in text or (has_library and parts >= (0, 3)):

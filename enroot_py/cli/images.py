@@ -53,7 +53,7 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
             try:
                 _report(path, mksquashfs.write_image(image, path, settings), image.digest)
             except ImageError:
-                # If this process was stopped, another process may have stopped waiting and imported the image.
+                # While this process was suspended, another process may have given up waiting and imported the image.
                 if _state(path) == state or imported.check(path) != (image.digest, ""):
                     raise
                 log.info(f"{path}: imported by another process, {image.digest}")
@@ -112,7 +112,8 @@ def digest(uri: str, settings: Settings, arch: str | None = None) -> str:
 def inspect(image: str, settings: Settings, arch: str | None = None) -> dict[str, Any]:
     """Describe the image of a URI, a container or a squashfs file. Raises PenrootError.
 
-    The image of a URI is not unpacked. Descriptions of squashfs files and plain containers come from their /etc.
+    The image of a URI is not unpacked. Squashfs files, and containers that are plain directories, are described from
+    the files in their /etc.
     """
     if containers.is_reference(image, settings):
         reference = of_command_line(image)
@@ -176,7 +177,10 @@ def _described(name: str, manifest: bytes, config: bytes, named: str = "") -> di
 
 
 def _text(directory: str, path: str) -> str:
-    """Read a file in a container's directory without leaving it; "" if there is none. Raises ImageError."""
+    """Return the text of a file in a container's directory, or "" if it is missing. Raises ImageError.
+
+    Links cannot lead out of the directory.
+    """
     try:
         with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as root:
             return os.fsdecode(paths.read(root, path))

@@ -55,7 +55,7 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
             yield Finding("ok", f"{setting} is {value}")
     for setting, wrong, right, verdict in (
         ("kernel.unprivileged_userns_clone", 0, 1, "bad"),
-        # Only a warning, because an AppArmor profile can exempt the interpreter. doctor.py tests that with a container.
+        # Only a warning: an AppArmor profile can exempt the interpreter. doctor.py starts a container to find out.
         ("kernel.apparmor_restrict_unprivileged_userns", 1, 0, "warn"),
     ):
         value = sysctl(setting, root)
@@ -86,7 +86,7 @@ def inotify(root: str = "/proc/sys") -> Iterator[Finding]:
 
 
 def keys(root: str = "/proc") -> Iterator[Finding]:
-    """Check that the caller can create keys: ENROOT_UNSHARE_KEYRING, docker and logins do. See keyrings(7)."""
+    """Check that the caller can create keys, as ENROOT_UNSHARE_KEYRING, docker and logins do: keyrings(7)."""
     fix = _fix("kernel.keys.maxkeys", 2000)
     most = sysctl("kernel.keys.maxkeys", f"{root}/sys")
     if most is None:

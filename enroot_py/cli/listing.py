@@ -43,7 +43,7 @@ def write(text: str) -> None:
 
 
 def fancy_table(settings: Settings) -> str:
-    """Return enroot's table with the processes of running containers."""
+    """Return enroot's table: the names of idle containers, then the running containers with their processes."""
     running = processes.running(settings)
     idle = set(containers.names(settings)) - {process.name for process in running}
     names = _Detached(settings, running)
@@ -56,7 +56,7 @@ def _fancy_row(name: str, process: Process) -> Sequence[str]:
 
 
 def short_table(settings: Settings, *, idle: bool = True) -> str:
-    """Return a table of all containers for a person; unless ``idle``, only of running containers."""
+    """Return a table for people, of all containers or, without ``idle``, of the running containers."""
     running = processes.running(settings)
     names = _Detached(settings, running)
     rows: list[tuple[str, ...]] = []
@@ -93,7 +93,7 @@ def _row(process: Process) -> tuple[str, str, str, str, str]:
 
 
 class _Detached:
-    """Detached containers: the names of running ones by PID, and the exit statuses of ``ended`` ones by name."""
+    """The names of running detached containers by PID, and in ``ended`` the exit statuses of ended ones by name."""
 
     def __init__(self, settings: Settings, running: Iterable[Process]) -> None:
         self._names: dict[int, str] = {}
@@ -119,9 +119,9 @@ class _Detached:
 
 
 def in_json(settings: Settings, *, idle: bool = True) -> str:
-    """Return a JSON list. An object has name and processes of a container, or the exit status of an ended one.
+    """Return a JSON list: name and processes of each container, and the exit status of each container that has ended.
 
-    Unless ``idle``, list only running containers.
+    Without ``idle``, list only running containers.
     """
     running = processes.running(settings)
     names = _Detached(settings, running)
@@ -145,7 +145,7 @@ def of_processes(name: str, pids: Iterable[int], space: int, *, as_json: bool) -
     for pid in pids:
         try:
             listed.append(processes.Process(name, pid, space))
-        except OSError:  # it has ended
+        except OSError:  # the process has ended
             continue
     if as_json:
         return _json([_object(process) for process in listed])
@@ -157,7 +157,7 @@ def _object(process: Process) -> dict[str, object]:
 
 
 def _json(values: list[dict[str, object]]) -> str:
-    """Return a JSON list with a line for each object: with indentation it would take four times as long."""
+    """Return a JSON list with an object on each line. json.dumps() with indentation takes four times as long."""
     import json
 
     return "[\n" + ",\n".join(map(json.dumps, values)) + "\n]\n"

@@ -42,7 +42,7 @@ EXAMPLES: Mapping[str, tuple[tuple[str, str], ...]] = {
         ("penroot exec --timeout 60 --workdir /src job make", "Run make in /src for at most a minute."),
     ),
     "logs": (("penroot logs -f job", "Show the output of job until it ends."),),
-    "stop": (("penroot stop --timeout 1 job", "End job: SIGTERM, and after a second SIGKILL."),),
+    "stop": (("penroot stop --timeout 1 job", "End job: send SIGTERM, and send SIGKILL one second later."),),
     "wait": (("penroot wait job", "Wait until job has ended, and print its exit status."),),
     "cp": (("penroot cp job:/src/result .", "Copy a file or directory from the container job."),),
     "ps": (("penroot ps job", "List the processes of job."),),
@@ -58,8 +58,8 @@ FILES = (
     ("/etc/enroot/registries.conf", "Certificates, mirrors and plain HTTP for each registry."),
     (
         "/etc/containers/{registries.conf,registries.conf.d/*.conf,certs.d/*,registries.d/*.yaml}",
-        "The same in the form of podman and skopeo, for registries that the file above does not mention: "
-        "containers-registries.conf(5).",
+        "The same in the form of podman and skopeo: containers-registries.conf(5). The rules http, mirror and ca in "
+        "the file above take precedence.",
     ),
     (
         "/etc/enroot/policy.json",
@@ -82,10 +82,10 @@ VARIABLES = (
 )
 STATUS = (
     ("0", "Success."),
-    ("1", "Failure: a line [ERROR] on stderr names the cause, and a line [HINT] a fix."),
+    ("1", "Failure: stderr has a line [ERROR] with the cause, and a line [HINT] with a fix."),
     ("124", "exec: the command was ended by --timeout."),
     ("125", "start --detach, cp, logs, ps, stop, wait: penroot failed."),
-    ("126, 127", "start, exec: the command cannot be run, or does not exist. Otherwise the command's exit status."),
+    ("126, 127", "start, exec: the command cannot be run, or does not exist. If it runs, it sets the exit status."),
     ("128+N", "start --pid, exec: signal N ended the command."),
     ("130", "Interrupted."),
 )

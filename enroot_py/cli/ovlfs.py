@@ -25,7 +25,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def main() -> None:
-    """Run the program whose name is at the end of this process's name."""
+    """Run the program that sys.argv[0] names."""
     program = os.path.basename(sys.argv[0])
     try:
         if program.endswith("mksquashovlfs"):
@@ -46,7 +46,7 @@ def _doing(action: str) -> Iterator[None]:
 
 
 def aufs2ovlfs(program: str, arguments: Sequence[str]) -> None:
-    """``aufs2ovlfs DIR``. Raises ImageError, UsageError."""
+    """``aufs2ovlfs DIR``: convert the whiteouts in a directory tree. Raises ImageError, UsageError."""
     if not arguments or arguments[0] in ("--help", "-h"):
         print(f"Usage: {program} DIR\n\nConvert the AUFS whiteouts of an unpacked layer to overlayfs whiteouts.")
         return
@@ -117,10 +117,10 @@ def _mark_opaque(directory: int) -> None:
 
 
 def mksquashovlfs(program: str, arguments: Sequence[str]) -> None:
-    """``mksquashovlfs DIR[:DIR...] IMAGE [OPTION...]``, the first directory on top. Raises PenrootError.
+    """``mksquashovlfs DIR[:DIR...] IMAGE [OPTION...]``: write the merged view to an image. The first DIR is on top.
 
-    For an ordinary user, it becomes root of a user namespace, to read every file. It mounts the overlay in a private
-    mount namespace, on the directory MOUNTPOINT (default: /mnt).
+    If an ordinary user calls it, this process becomes root of a user namespace, to read every file. The overlay is
+    mounted in a private mount namespace, on the directory MOUNTPOINT (default: /mnt). Raises PenrootError.
     """
     if len(arguments) < 2:
         print(f"Usage: {program} DIR[:DIR...] IMAGE [mksquashfs options]")

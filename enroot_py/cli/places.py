@@ -121,14 +121,14 @@ def _in_memory(path: str, kind: str) -> str:
 
 
 def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
-    """Check that the caller owns XDG_RUNTIME_DIR (XDG Base Directory Specification). su(1) keeps the old value."""
+    """Check that the caller owns XDG_RUNTIME_DIR (XDG Base Directory Specification). su(1) does not change it."""
     runtime_dir = environ.get("XDG_RUNTIME_DIR")
     if not runtime_dir:
         return
     try:
         owner = os.stat(runtime_dir).st_uid
     except OSError as e:
-        what = f"XDG_RUNTIME_DIR={runtime_dir}: {e.strerror}: starts use {path}"
+        what = f"XDG_RUNTIME_DIR={runtime_dir}: {e.strerror}; starts use {path} instead"
         yield Finding("warn", what, "log in again, or: loginctl enable-linger USER; unset XDG_RUNTIME_DIR")
         return
     if owner == os.geteuid():
@@ -142,11 +142,12 @@ def runtime_path(path: str, environ: Mapping[str, str]) -> Iterator[Finding]:
 def acls(settings: Settings) -> Iterator[Finding]:
     """Check for ACLs in the store and in containers: acl(5). Overlayfs cannot copy an ACL that names another user.
 
-    penroot creates its directories without ACLs. Directories of enroot and older versions inherited a default ACL.
+    penroot creates its directories without ACLs. The directories that enroot and older versions of penroot created
+    inherited a default ACL.
     """
     beneath = {settings.cache_path: ("layers/*/fs", "images/*/head/fs"), settings.data_path: ("*", "*/upper")}
     for place, patterns in beneath.items():
-        fix = f"setfacl -R -b {place} (package acl), or remove and import them again"
+        fix = f"setfacl -R -b {place} (package acl), or remove and recreate the images and containers in it"
         trees_ = [path for pattern in patterns for path in glob.iglob(f"{glob.escape(place)}/{pattern}")]
         inherited = [path for path in trees_ if _has_acl(path)]
         others = [path for path in glob.iglob(f"{glob.escape(place)}/*/") if path[:-1] not in trees_ and _has_acl(path)]

@@ -1,4 +1,4 @@
-"""The table of verbs that run without click, and its parser. Importing click takes longer than most of these verbs.
+"""A table of verbs that run without click, and a parser for them. Importing click takes longer than most verbs take.
 
 The parser accepts only correct command lines. For help and for errors, verbs.py makes click commands from the table.
 """
@@ -28,12 +28,12 @@ class Option(Frozen):
 
     @property
     def attribute(self) -> str:
-        """Return the parameter's name. Its value is a bool for a flag, a tuple if multiple, else a str or None."""
+        """Return the name of a parameter of Verb.run: of type bool for a flag, tuple if multiple, else str or None."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
 class Argument(Frozen):
-    """A word that is no option, or with ``many`` all remaining words. With ``kind``, container names are completed."""
+    """A word that is no option or, with ``many``, all words left. With ``kind``, shells complete container names."""
 
     name: str
     metavar: str
@@ -43,7 +43,7 @@ class Argument(Frozen):
 
 
 class Verb(Frozen):
-    """A verb of penroot. Only with ``mixed``, options can follow the first argument.
+    """A verb of penroot. With ``mixed``, options are also accepted after the first argument.
 
     ``run`` gets the values of options and arguments by name, and returns the exit status. ``own_error`` is the exit
     status if penroot fails: OWN_ERROR in a verb that enroot lacks.
@@ -167,8 +167,8 @@ VERBS = {
     for verb in (
         Verb(
             "exec",
-            "Run a command in a running container.\n\nPID is a process of the container, NAME its name, "
-            "JOBID[.STEPID] the Slurm step that runs it.",
+            "Run a command in a running container.\n\nPID is a process of the container, NAME is its name, and "
+            "JOBID[.STEPID] is the Slurm step that runs the container.",
             (
                 _ENV,
                 Option(("-w", "--workdir"), "DIR", "Run in DIR of the container (default: PID's working directory)."),

@@ -86,7 +86,7 @@ def kill_in(spaces: list[Fd]) -> None:
 
 
 def ps(name: str | None, json: bool) -> int:
-    """Print the processes of a running container; without a name, all running containers. Raises PenrootError."""
+    """Print the processes of a running container. Without a name, list the running containers. Raises PenrootError."""
     from enroot_py.cli import listing
 
     settings = load()

@@ -93,9 +93,10 @@ def help_text() -> str:
 
 
 class FeatureFlag(Frozen):
-    """An option of ``start`` from a feature; a flag has no metavar. If FLAGS also has NAME, this row is for NAME=VALUE.
+    """An option that an optional feature adds to ``start``. A flag has no metavar.
 
-    ``change`` returns the settings with the value applied. ``describe`` returns the description of the start.
+    If FLAGS also has ``name``, this row is for the form NAME=VALUE. ``change`` returns the settings with the value
+    applied. ``describe`` returns the description of the start.
     """
 
     name: str
@@ -170,7 +171,7 @@ SWITCHES = {"-d": "detach", "--detach": "detach", "--explain": "explain"}
 
 _TARGET = "a container or an image"
 _NAME_HINT = "{0} start --detach --name NAME IMAGE, or {0} create --name NAME IMAGE && {0} start NAME"
-# For options of docker and podman: the line to type instead. {0} is penroot, {1} the option.
+# For options of docker and podman: the line to type instead. {0} stands for penroot, {1} stands for the option.
 _INSTEAD = {
     **dict.fromkeys(("-i", "-t", "--interactive", "--tty"), "remove {1}: a container has its caller's terminal"),
     "-p": "{0} start --net=pasta --publish HOST:CONTAINER NAME (without --net, NAME has the host's network)",
@@ -326,7 +327,7 @@ def execute(container: Container, settings: Settings, command: tuple[str, ...], 
 
 
 def enter_own(settings: Settings, options: Options) -> Container:
-    """Enter a new container, which no other rank shares. Raises PenrootError."""
+    """Enter a new container, which no other MPI rank shares. Raises PenrootError."""
     source = find(options.target, settings)
     operations.phase("image")
     operations.fact(**source.facts)
@@ -415,7 +416,7 @@ def read_script(path: str) -> str:
 
 
 def joins(settings: Settings) -> bool:
-    """Return whether this MPI rank shares a container. A private PID namespace would end with its first rank."""
+    """Return whether this MPI rank shares a container. A PID namespace is not shared: it ends with its first rank."""
     return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 

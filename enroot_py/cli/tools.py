@@ -73,7 +73,7 @@ _PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 
 
 def main() -> None:
-    """Run the program whose name is at the end of this process's name."""
+    """Run the program that sys.argv[0] names."""
     program = os.path.basename(sys.argv[0])
     run = switchroot if program.endswith("switchroot") else mount if program.endswith("mount") else unshare
     try:
@@ -258,7 +258,8 @@ def _join(target: str, flags: int, workdir: str | None) -> None:
         directory = os.open(workdir, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC) if workdir is not None else -1
     except OSError:
         directory = -1
-    # Until this process executes the command, root in the container could read its memory and its host descriptors.
+    # Without hide(), root in the container could read this process's memory, and its descriptors of host files, until
+    # the command is executed.
     namespaces.hide()
     rootfs.import_no_files()
     for name, flag, space in spaces:

@@ -1,4 +1,4 @@
-"""The command line of penroot, parsed by click: all verbs except ``start`` and ``batch``, which have a faster path."""
+"""The command line of penroot, parsed by click. main.py runs start, batch and the verbs of quick.py without click."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _program() -> str:
 def main(arguments: Sequence[str]) -> int:
     """Run a command line and return its exit status. Raises UsageError for a wrong option, PenrootError."""
     try:
-        # main() returns the status of Context.exit().
+        # click returns the status of Context.exit().
         return penroot.main(list(arguments), prog_name=_program(), standalone_mode=False) or 0
     except click.exceptions.Exit as e:
         return e.exit_code
@@ -110,7 +110,7 @@ _name = click.option("-n", "--name", callback=there, metavar="NAME", help="Conta
 @command
 @_arch
 @click.option("-o", "--output", callback=there, metavar="FILE", help="Image file; - is stdout (default: IMAGE.sqsh).")
-@click.option("--ensure", is_flag=True, help="Import only if the file is missing, damaged or another image.")
+@click.option("--ensure", is_flag=True, help="Import only if the file is missing, is damaged or has another image.")
 @force_option
 @click.argument("uri")
 def import_(arch: str | None, output: str | None, ensure: bool, force: bool, uri: str) -> None:
@@ -216,7 +216,7 @@ def _confirmed(question: str) -> bool:
 def remove(force: bool, names: tuple[str, ...]) -> None:
     """Delete containers with all their files.
 
-    For a container that ran in the background, deletes its log.
+    Also deletes the log of a container that ran in the background.
     """
     options = loaded(force=force)
     failed = False
@@ -250,7 +250,7 @@ def export(output: str | None, force: bool, name: str) -> None:
 
 
 def _command_of_start(name: str, text: str, argument: click.Argument) -> click.Command:
-    """Return click's command for a verb that main.py runs without click: it prints help and completes words."""
+    """Return a click command that prints help and completes words, for a verb that main.py runs without click."""
     from enroot_py.cli import start
 
     def never() -> None:
@@ -269,7 +269,7 @@ def _command_of_start(name: str, text: str, argument: click.Argument) -> click.C
 
 
 def _command_of_table(verb: quick.Verb) -> click.Command:
-    """Return click's command for a verb of quick.py: it prints help, completes words and reports mistakes."""
+    """Return a click command that prints help, completes words and reports mistakes, for a verb of quick.py."""
     parameters: list[click.Parameter] = [
         click.Option(
             [*option.names, option.attribute],
@@ -384,11 +384,11 @@ def _info_of_enroot(options: Settings) -> None:
 
 @command
 @click.option("--json", "as_json", is_flag=True, help="Print each result as a JSON object in one line.")
-@click.option("--user", metavar="NAME", help="As root, run the checks as this user.")
+@click.option("--user", metavar="NAME", help="Run the checks as this user (root only).")
 def doctor(as_json: bool, user: str | None) -> None:
     """Check whether this machine can run containers.
 
-    Prints a fix for each problem, and exits with 1 if there is any. On a node of a Slurm cluster run pyxis-py check.
+    Prints a fix for each problem, and exits with 1 if a result is bad. On a node of a Slurm cluster run pyxis-py check.
     """
     from enroot_py.cli import asuser
     from enroot_py.cli import doctor as checks

@@ -1,4 +1,4 @@
 """Read the settings from the environment and from the files of the site and the user.
 
-Of the other packages of penroot, imports only base.
+This package imports no other package of penroot except base.
 """

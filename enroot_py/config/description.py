@@ -1,4 +1,7 @@
-"""Protocols that a feature with descriptions of containers implements. Only type checkers import this module."""
+"""Protocols of a container's description, as in an environment file. Only type checkers import this module.
+
+An optional feature implements them: enroot_py/features/environments.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,10 @@ class DescriptionEntry(Protocol):
 
 
 class Description(Protocol):
-    """The description of a step. If entries contradict each other, the last one counts. Methods raise ConfigError."""
+    """The description of a step's container. If entries contradict each other, the last one counts.
+
+    Methods raise ConfigError.
+    """
 
     @property
     def name(self) -> str: ...

@@ -61,7 +61,7 @@ def content(path: str) -> bytes | None:
     with file:
         try:
             return limited(file, path)
-        except OSError as e:  # the file system fails
+        except OSError as e:  # an I/O error
             raise _unreadable(path, e) from e
 
 
@@ -89,7 +89,7 @@ def _is_world_writable(directory: str) -> bool:
 
 
 def limited(file: BinaryIO, path: str) -> bytes:
-    """Return the content of an open file, pipe or device. Raises ConfigError if it is too large, OSError."""
+    """Return the content of an open file, pipe or device. Raises OSError, and ConfigError if it is too large."""
     info = os.fstat(file.fileno())
     if stat.S_ISREG(info.st_mode):
         check_regular(info, path)
@@ -117,7 +117,7 @@ def _too_large(path: str) -> ConfigError:
 
 
 def path_in(cwd: str, name: str) -> str:
-    """Return ``name`` if it is an absolute path, else its path in ``cwd`` without a leading ./."""
+    """Return ``name`` if it is an absolute path, else the path of ``name`` in ``cwd``, without a ./ between them."""
     return f"{cwd.rstrip('/')}/{name.removeprefix('./')}" if not name.startswith("/") else name
 
 
@@ -158,13 +158,16 @@ def check(directory: str) -> None:
         if e.errno != errno.EPERM or e.filename == directory and _is_installers(directory):
             return
         hint = "only you or root may own it and have write access: chown, chmod go-w"
-        raise ConfigError(f"{directory} {e.strerror}: the file is not trusted", hint=hint) from e
+        raise ConfigError(f"{directory} {e.strerror}: its files are not trusted", hint=hint) from e
     except OSError:
         return  # the directory was removed
 
 
 def _is_installers(directory: str) -> bool:
-    """Return whether the installation's owner, such as a site account, owns a directory that is not world-writable."""
+    """Return whether a directory belongs to the owner of this installation of penroot, and is not world-writable.
+
+    The owner may be a site's account for software.
+    """
     info = os.stat(directory)
     return info.st_uid == os.stat(LIBRARY).st_uid and not info.st_mode & 0o002
 
@@ -184,10 +187,11 @@ def _unreadable(path: str, error: OSError) -> ConfigError:
 
 
 def fragments(directories: tuple[str, ...], suffix: str, shipped: Mapping[str, str]) -> Iterator[tuple[str, str]]:
-    """Yield (origin, text) of each file with the suffix, directory by directory, sorted by name.
+    """Yield (origin, text) of each file whose name ends with ``suffix``: directory by directory, sorted by name.
 
-    A file in the first directory, the system's, replaces the shipped file of the same name, so that a site can change
-    a default. Names that begin with a dot are skipped: editors leave such files.
+    The first directory is the system's. Its files replace penroot's own files of the same name, so that a site can
+    change a default. ``shipped`` has penroot's own files: name -> text. Names that begin with a dot are skipped,
+    because editors leave such files.
     """
     for index, directory in enumerate(directories):
         present = {name for name in names(directory) if name.endswith(suffix) and not name.startswith(".")}

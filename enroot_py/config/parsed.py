@@ -2,7 +2,7 @@
 
 Importing a parser takes longer than a start, so the result is cached in a private directory of the user. A cached
 result is used only if device, inode, size, mtime and ctime of the file are unchanged, and if no other user can write to
-the cache. On the start path.
+the cache. A start may import this module, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def read(path: str, directory: str, parse: Callable[[str, bytes], Parsed]) -> Pa
         return None
     with file:
         state = _state(path, os.fstat(file.fileno()))
-        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # a long path is cut here, but `state` has all of it
+        cached = f"{directory}/{path.replace('/', '%')[-200:]}"  # cut if long; `state` has the whole path
         kept = _kept(cached, directory) if directory else ()
         if len(kept) == 2 and kept[0] == state:
             parsed: Parsed = kept[1]

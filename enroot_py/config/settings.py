@@ -1,7 +1,8 @@
-"""The settings of a run, each with its origin.
+"""The settings of one run of penroot, each with its origin.
 
 Precedence, highest first: the environment, the user's files, the system's files, the default. Within a directory,
-penroot.yaml takes precedence over enroot.conf. On the start path: no typing, no re, no yaml.
+penroot.yaml takes precedence over enroot.conf. Every start imports this module, so it imports neither typing, re nor
+yaml.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from enroot_py.config import files
 from enroot_py.config.table import FIXED, SETTINGS, UNUSED, Setting, Table, all_settings, check_key
 from enroot_py.config.words import base_directories, expand
 
-# Directory in a container that has Slurm and penroot: features/slurm_inside, c_shims/brought.h.
+# The place of Slurm and penroot in a container that can submit jobs: features/slurm_inside, c_shims/brought.h.
 HERE = "/run/penroot/slurm"
 BIN = f"{HERE}/bin"
 SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"
@@ -41,7 +42,7 @@ class Settings(Table):
 
     @property
     def is_extended(self) -> bool:
-        """Return whether a setting of a feature is set."""
+        """Return whether a setting of an optional feature (base/features.py) is set."""
         return len(self._values) > len(SETTINGS)
 
     @property
@@ -65,7 +66,7 @@ class Settings(Table):
         return Settings(values, self._passed_on, self.policies)
 
     def with_devices(self, more: Iterable[str], origin: str) -> Settings:
-        """Return a copy with devices added. Raises ConfigError without the feature for devices."""
+        """Return a copy with devices added. Raises ConfigError if enroot_py/features/devices is not installed."""
         devices = tuple(more)
         if devices and "ENROOT_DEVICES" not in all_settings():
             raise ConfigError(
@@ -87,11 +88,11 @@ def directories(name: str, settings: Settings, environ: Mapping[str, str]) -> tu
 def load(
     environ: Mapping[str, str] = os.environ, directives: Mapping[str, Value] | None = None, *, in_job: bool = True
 ) -> Settings:
-    """Read the settings of this process. ``directives`` of a configuration script, with origins, take precedence.
+    """Read the settings of this process. Raises ConfigError with file and line.
 
-    Files may use variables SLURM_* that only a job has: unless ``in_job``, they are empty if unset. Raises ConfigError
-    with file and line for an unknown key, an invalid value, and any other unset variable in a value. Source of the
-    format: enroot(1), configuration.
+    ``directives`` are settings of a configuration script, with origins; they take precedence. Values in files may use
+    SLURM_* variables of a job: unless ``in_job``, an unset SLURM_* variable is empty. Any other unset variable, an
+    unknown key and an invalid value are errors. Source of the format: enroot(1), configuration.
     """
     environ = dict(environ)  # a plain dict is faster: os.environ encodes and decodes at each access
     base = base_directories(environ)
@@ -122,7 +123,7 @@ def load(
     store, origin = values["cache_path"]
     values["cache_path"] = (_of_our_group(store), origin)
     private, origin = values["restrict_dev"]
-    if private == "auto":  # otherwise root could open the host's disks, which only allow_superuser permits
+    if private == "auto":  # with the host's /dev, root could open disks: only allow_superuser permits that
         superuser = SETTINGS["ENROOT_ALLOW_SUPERUSER"].parse(values["allow_superuser"][0])
         values["restrict_dev"] = "yes" if os.geteuid() == 0 and not superuser else "no", f"auto, {origin}"
     passed_on = {key: value for key, value in in_files.items() if key not in known and key not in UNUSED}
@@ -142,7 +143,7 @@ def _check(setting: Setting, text: str, origin: str) -> None:
 
 
 def _name(variable: str, origin: str) -> str:
-    """Return the name of a setting in the file at ``origin``: penroot.yaml has mount_home for ENROOT_MOUNT_HOME."""
+    """Return a setting's name as the file at ``origin`` writes it: ENROOT_MOUNT_HOME is mount_home in penroot.yaml."""
     is_yaml = origin.rpartition(":")[0].endswith(".yaml")
     return variable.removeprefix("ENROOT_").lower() if is_yaml and variable in all_settings() else variable
 
@@ -155,13 +156,13 @@ def _own(path: str) -> str:
 
 
 def _of_our_group(store: str) -> str:
-    """Return ``store``, or its subdirectory for our group if the store has another group, for example after newgrp(1).
+    """Return ``store``, or its subdirectory for our group if our store has another group: after newgrp(1).
 
     A user namespace maps only the group of the process, and overlayfs cannot change a directory with an unmapped group.
     """
     try:
         layers = os.stat(store + "/layers")
-        if layers.st_mode & 0o2000:  # an older version created it in a set-group-ID directory: use the group of a tree
+        if layers.st_mode & 0o2000:  # an older version let it inherit its group: use the group of a layer
             with os.scandir(store + "/layers") as entries:
                 layers = next(entries).stat()
     except (OSError, StopIteration):
@@ -181,7 +182,7 @@ def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Pla
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
             names = os.listdir(directory)
-        except OSError as e:  # never skip the site's policy: files in an unreadable directory can be opened by name
+        except OSError as e:  # its files may still open by name: never skip the site's policy
             by_name = isinstance(e, PermissionError) or directory == SITE
             names = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
         if names:
@@ -200,7 +201,10 @@ def _files(places: Iterable[Place]) -> Iterator[str]:
 
 
 def _policies(places: Iterable[Place], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """Return the paths of the existing policies. A variable can add a policy, but cannot disable the site's policy."""
+    """Return the paths of the existing policy files.
+
+    ENROOT_SYSCONF_PATH and ENROOT_CONFIG_PATH can add policies, but cannot disable the site's policy.
+    """
     paths = [f"{directory}/{POLICY}" for directory, names in places if POLICY in names]
     site_policy = f"{SITE}/{POLICY}"
     if sysconf_path(environ) != SITE and _may_exist(site_policy):

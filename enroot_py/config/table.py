@@ -1,6 +1,6 @@
 """The table of settings. Variables, penroot.yaml, the manual and `penroot info` derive from it.
 
-On the start path: no typing, no re.
+Every start imports this module, so it imports neither typing nor re.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _MAX_PATH_BYTES = 1024  # leaves room within PATH_MAX for paths beneath the dire
 class Setting:
     """One row of a table: the name, default, help text and parser of a setting.
 
-    Environment files can set an ``annotated`` setting with the annotation com.pyxis.NAME.
+    An environment file (features/environments) can set an ``annotated`` setting with the annotation com.pyxis.NAME.
     """
 
     kind = "str"
@@ -38,7 +38,7 @@ class Setting:
         self.variable = "ENROOT_" + name.upper()
 
     def parse(self, text: str) -> Any:
-        """Parse the text. Raises ValueError, which says what a value must be."""
+        """Parse the text. Raises ValueError with the form that the text must have."""
         return text
 
     def __set__(self, instance: Rows, value: object) -> None:
@@ -221,7 +221,7 @@ class Rows:
 
 
 class Table(Rows):
-    """The settings of the core."""
+    """The settings of penroot's core. Settings of optional features are in a FeatureTable."""
 
     runtime_path = Path("${XDG_RUNTIME_DIR}/enroot", "directory for mount points and state files of running containers")
     config_path = Path("${XDG_CONFIG_HOME}/enroot", "directory of the user's configuration and credentials")
@@ -292,7 +292,7 @@ class FeatureTable(Rows):
 
 
 def rows(table: type[Rows]) -> dict[str, Setting]:
-    """Return the rows of a table by variable."""
+    """Return the rows of a table: environment variable -> row."""
     return {row.variable: row for row in vars(table).values() if isinstance(row, Setting)}
 
 
@@ -315,7 +315,7 @@ UNUSED = {
 _MORE = ("PENROOT_DEBUG", "PENROOT_HOST_ROOT", "PENROOT_NVIDIA_MODE", "PENROOT_SLURM_GPUS")
 # Directories of penroot, which settings files cannot change.
 FIXED = ("ENROOT_LIBRARY_PATH", "ENROOT_SYSCONF_PATH")
-# Prefixes of keys that enroot.conf passes on to hooks and clients.
+# Prefixes of keys that enroot.conf passes on to hooks and to connections with registries.
 _PASSED_ON = ("MELLANOX_", "NVIDIA_", "SSL_CERT_", "PENROOT_")
 _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 

@@ -1,6 +1,6 @@
 """Expand variables, parse yes and no, find base directories, and suggest a word for a typo.
 
-On the start path: imports only os.
+Every start imports this module, so it imports only os.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ YES = ("1", "true", "yes", "y", "t", "on")
 NO = ("0", "false", "no", "n", "f", "off")
 
 _MAX_NESTED_DEFAULTS = 32  # such as ${A:-${B:-...}}
-_MAX_VALUE_CHARS = 1 << 17  # MAX_ARG_STRLEN, execve(2): a longer value cannot be passed on
+_MAX_VALUE_CHARS = 1 << 17  # MAX_ARG_STRLEN, execve(2): no program can get a longer value
 
 _caller: tuple[int, int] | None = None
 
@@ -81,10 +81,10 @@ def expand(text: str, variables: Mapping[str, str], *, may_be_unset: Callable[[s
 
 
 def cut(text: str) -> Iterator[tuple[str, str, str | None, str]]:
-    """Split a text before each ``$``. Yield the variable as written, its name, its default, and the following text.
+    """Split a text before each ``$``. Yield (variable as written, name, default or None, text behind the variable).
 
-    A variable is ``$NAME``, ``${NAME}`` or ``${NAME:-DEFAULT}`` without a nested variable. Any other ``$`` has an empty
-    name. The first piece is the text before the first ``$``, with an empty variable.
+    A variable is ``$NAME``, ``${NAME}`` or ``${NAME:-DEFAULT}`` without a nested variable. The name is "" for any other
+    ``$``. The first tuple has only the text before the first ``$``.
     """
     before, *parts = text.split("$")
     yield "", "", None, before
@@ -156,7 +156,7 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ids() -> tuple[int, int]:
-    """Return the caller's user and group ID. In a user namespace that maps only them to root, return the outer IDs.
+    """Return the caller's user and group ID. If `unshare -r` has mapped them to root, return the IDs outside.
 
     Keeps the result of the first call, because a start enters further user namespaces later.
     """

@@ -1,7 +1,7 @@
 """Parse penroot.yaml.
 
-Keys are names of settings in lower case, without ENROOT_. The key ``environment`` holds variables for hooks and
-clients, such as NVIDIA_* and proxies::
+Keys are names of settings in lower case, without ENROOT_. The key ``environment`` holds variables for hooks, such as
+NVIDIA_*, and for connections with registries, such as proxies::
 
     data_path: /local/${USER}/containers
     cache_limit: 200G
@@ -10,8 +10,8 @@ clients, such as NVIDIA_* and proxies::
     environment:
       MELLANOX_VISIBLE_DEVICES: all
 
-An unknown key, a duplicate key and a value of the wrong type are errors with file and line. Not on the start path,
-because parsed.py caches the result.
+An unknown key, a duplicate key and a value of the wrong type are errors with file and line. parsed.py caches the
+result, so most starts do not import this module.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from enroot_py.config.words import nearest
 
 _SETTINGS = all_settings()
 _NAMES = {setting.name: variable for variable, setting in _SETTINGS.items()}
-# A hint for each part of a message of PyYAML; the first match counts.
+# part of a message of PyYAML -> hint; the first match counts
 _HINTS = {
     r"'\t'": "use spaces instead of tabs",
     "cannot start any token": 'quote the value: KEY: "VALUE"',

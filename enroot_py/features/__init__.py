@@ -1,1 +1,4 @@
-"""One folder for each feature beyond enroot and pyxis. base/features.py lists them; the core imports none by name."""
+"""Features that enroot and pyxis do not have, one folder each.
+
+base/features.py lists the features. The core imports no feature by name.
+"""

@@ -1,4 +1,4 @@
 """Sources of images: references, registries and their credentials, archives, container engines.
 
-Imports base and config.
+Its modules import base and config.
 """

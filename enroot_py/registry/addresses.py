@@ -46,7 +46,7 @@ def read(text: str, base: Address | None = None) -> Address:
         raise ValueError("the address has invalid characters")
     try:
         url = parse_url(urljoin(str(base), text) if base else text)
-    except LocationParseError:  # its message quotes the whole address, which may have a password
+    except LocationParseError:  # whose message quotes the whole address, which may contain a password
         raise ValueError("invalid address") from None
     if url.scheme not in _PORTS:
         raise ValueError("the scheme is neither http nor https")
@@ -69,7 +69,7 @@ def shown(text: str) -> str:
 def is_of_this_machine(address: str) -> bool:
     """Return whether an IP address is a loopback, unspecified or link-local address.
 
-    Clouds serve metadata at link-local addresses.
+    Link-local addresses count because clouds serve the metadata of a machine there.
     """
     ip = ipaddress.ip_address(address.partition("%")[0])
     if isinstance(ip, ipaddress.IPv6Address) and ip.ipv4_mapped:

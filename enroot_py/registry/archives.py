@@ -1,4 +1,4 @@
-"""Read the files of a local image by name, from a directory or a packed tar archive."""
+"""Read the files of a local image by name, from a directory, or from a tar archive without unpacking it."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ class LayoutDirectory:
 
 
 def _open_regular(path: str, beneath: int | None = None) -> int:
-    """Open a regular file, without waiting for a FIFO. Raises OSError, also for a path that leads out of ``beneath``.
+    """Open a regular file. Raises OSError for any other file, and for a path that leads out of ``beneath``.
 
-    ``beneath`` is an open directory, or None for any path.
+    ``beneath`` is an open directory, or None to allow any path. A FIFO does not block the call.
     """
     flags = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
     if beneath is None:
@@ -115,7 +115,7 @@ class Archive:
                 path = os.path.normpath(member.name)
                 if member.isreg():
                     self._members[path] = member.offset_data, member.size
-                elif member.issym():  # docker save links identical layers
+                elif member.issym():  # docker save stores a repeated layer as a link
                     links[path] = os.path.normpath(os.path.join(os.path.dirname(path), member.linkname))
                 elif member.islnk():
                     links[path] = os.path.normpath(member.linkname)

@@ -50,8 +50,8 @@ class Authorization:
 
     Unless this process has a token already, there is no header until the registry demands one.
 
-    ``on_progress`` is called with True before the search for a login, which may run a program, and with False after it.
-    Methods raise RegistryError and Transient.
+    ``on_progress(True)`` is called before the search for a login, which may run a program, and ``on_progress(False)``
+    after the search. Methods raise RegistryError and Transient.
     """
 
     def __init__(
@@ -64,8 +64,8 @@ class Authorization:
         self._client = client
         self._on_progress = on_progress
         self._credential: Credential | None = None
-        self.new_login: Credential | None = None  # the login that ``penroot login`` tries, for no repository
-        self.unknown_token_server = ""  # a server that got no login, because it is not known to be the registry's
+        self.new_login: Credential | None = None  # set by ``penroot login``: try this login, without a repository
+        self.unknown_token_server = ""  # a token server that got no login: nothing links the server to the registry
         self.has_expired = False  # the registry refuses a header that it has accepted before
         self._was_lent = False  # another process obtained the refused header
         self._challenge = ""  # the last WWW-Authenticate header
@@ -127,7 +127,7 @@ class Authorization:
 
     @property
     def _needs_new_login(self) -> bool:
-        """Return whether a login or a lent token has expired. Anonymous tokens need no login: they are renewed."""
+        """Return whether a login, or a token from another process, has expired. Anonymous tokens need no new login."""
         return self.has_expired and (self._credential is not None or self._was_lent)
 
     def _expired(self, status: int, details: str) -> RefusedError:
@@ -161,7 +161,7 @@ class Authorization:
     def _login(self, realm: str = "") -> Credential | None:
         if self.new_login:
             return self.new_login
-        self._on_progress(True)  # while a program asks its user for a password, the registry does not count as silent
+        self._on_progress(True)  # a helper may wait for a password: this time does not count as the registry's silence
         credential = credentials.find(self._reference, self._settings, realm=realm)
         self._on_progress(False)
         return credential

@@ -1,9 +1,9 @@
 """Find the settings of a registry in the files that podman, skopeo and buildah share.
 
-These files apply to a registry without rules in penroot's ``registries.conf``: site.py. The user's file
-``registries.conf`` replaces the system's file and the system's drop-ins. A table in a drop-in replaces an earlier table
-with the same prefix. As in enroot, short names mean Docker Hub, so ``unqualified-search-registries`` and ``aliases``
-are ignored.
+penroot's own ``registries.conf`` takes precedence: its rules ``http`` and ``mirror`` replace the tables read here, and
+its rule ``ca`` replaces certs.d (site.py). A user's ``~/.config/containers/registries.conf`` replaces the system's file
+and the system's drop-ins. A table in a drop-in replaces an earlier table with the same prefix. As in enroot, short
+names mean Docker Hub, so ``unqualified-search-registries`` and ``aliases`` are ignored.
 
 Sources: containers-registries.conf(5), containers-registries.conf.d(5), containers-certs.d(5).
 """
@@ -31,7 +31,7 @@ _HUB = "docker.io"  # the name of Docker Hub in these files
 
 
 class Endpoint(Frozen):
-    """A server that has the images of a table: the registry or a mirror."""
+    """The registry of a ``[[registry]]`` table, or one of its mirrors."""
 
     location: str
     is_insecure: bool = False  # allow plain HTTP, and TLS with a certificate that is not trusted
@@ -40,7 +40,7 @@ class Endpoint(Frozen):
 
 
 class Table(Frozen):
-    """A ``[[registry]]`` of ``file``: settings of the images whose names begin with ``prefix``."""
+    """A ``[[registry]]`` table of ``file``: settings for the images whose names begin with ``prefix``."""
 
     prefix: str  # HOST[:PORT][/PATH][:TAG], or *.DOMAIN
     registry: Endpoint  # an empty location means the registry in the image's name
@@ -60,7 +60,7 @@ class Table(Frozen):
 
 
 class Certificates(Frozen):
-    """The TLS files for a registry in ``directory``: authorities, and pairs of a client's certificate and key."""
+    """The TLS files in ``directory``: certificate authorities, and pairs of a client's certificate and its key."""
 
     directory: str
     authorities: tuple[str, ...]
@@ -91,7 +91,7 @@ def tables(environ: Mapping[str, str]) -> tuple[Table, ...]:
 
 
 def paths(environ: Mapping[str, str]) -> Iterator[str]:
-    """Yield the existing files in reading order."""
+    """Yield the paths of the files that exist, in the order of reading. Raises ConfigError."""
     user = base_directories(environ)["HOME"] + "/.config/containers"
     variable_file = environ.get(_VARIABLE, "")
     if variable_file and not os.path.exists(variable_file):
@@ -127,7 +127,7 @@ def _read(path: str) -> tuple[containerstoml.Table, ...]:
 
 
 def _content(path: str, *words: bytes) -> bytes:
-    """Return the content of a file, or b"" if none of its lines except comments has one of the words.
+    """Return the content of a file, or b"" if no line has one of ``words``. Comments do not count.
 
     Most distributions ship a file with comments only. For such a file the parser is not imported, because its import
     takes longer than the start of Python.
@@ -138,7 +138,7 @@ def _content(path: str, *words: bytes) -> bytes:
 
 
 def certificates(registry: str, environ: Mapping[str, str]) -> Certificates | None:
-    """Return the TLS files for HOST[:PORT], from the first of its directories that exists. Raises ConfigError."""
+    """Return the TLS files for HOST[:PORT], or None. Reads only the first directory that exists. Raises ConfigError."""
     host = _HUB if registry == DOCKER_HUB else registry
     names = (host,) if host.rpartition(":")[2].isdecimal() and not host.endswith("]") else (host, f"{host}:443")
     user = base_directories(environ)["HOME"] + "/.config/containers/certs.d"

@@ -1,6 +1,6 @@
 """Find registry logins in enroot's ``.credentials`` (netrc), docker's config.json and podman's auth.json.
 
-Messages and program arguments never contain a secret. Messages name the file of a login.
+Messages and program arguments never contain a secret. Messages name the file that a login comes from.
 Sources: enroot-import(1), "Description"; netrc(5); docker-login(1); containers-auth.json(5).
 """
 
@@ -28,7 +28,7 @@ _HUB_KEY = "https://index.docker.io/v1/"
 _NOT_FOUND = "credentials not found"  # message of docker-credential-*
 HINT = "correct the file, or move it away and log in again: penroot login REGISTRY"
 _MAX_ANSWER_BYTES = 4 << 20  # of a credential helper or command
-_HELPER_TIMEOUT_S = 60.0  # some helpers ask their user
+_HELPER_TIMEOUT_S = 60.0  # some helpers prompt the user
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,10 +62,10 @@ class _Query:
 def find(
     reference: Reference, settings: Settings, *, realm: str = "", environ: Mapping[str, str] = os.environ
 ) -> Credential | None:
-    """Find the credential for the registry of ``reference``, and for its user if any.
+    """Find the credential for the registry of ``reference``, and for the user if the reference names one.
 
-    A login may be limited to a part of a registry. ``realm`` is the registry's known token server, or "": files
-    may name the token server instead of the registry. Raises ConfigError for an unreadable or invalid file.
+    A login may be limited to a part of a registry. ``realm`` is the registry's known token server, or "": files may
+    have the login under the token server's name. Raises ConfigError for an unreadable or invalid file.
     """
     if reference.secret:
         return Credential(reference.user, reference.secret, "the command line")
@@ -86,7 +86,7 @@ def searched_files(settings: Settings, environ: Mapping[str, str] = os.environ) 
 
 
 def writable(environ: Mapping[str, str] = os.environ) -> str:
-    """Return the file that logins are written to: REGISTRY_AUTH_FILE, or docker's."""
+    """Return the file that logins are written to: REGISTRY_AUTH_FILE, or docker's config.json."""
     return _docker_paths(environ)[0]
 
 
@@ -96,7 +96,7 @@ def key(registry: str) -> str:
 
 
 def keys(auths: Mapping[str, object], registry: str) -> Iterator[str]:
-    """Yield the keys of ``auths`` for a whole registry, without keys for a part of it."""
+    """Yield the keys of a login file's ``auths`` for a whole registry, without keys for a part of the registry."""
     hosts = (registry, *(_hosts(registry) if registry == DOCKER_HUB else ()))
     for host in hosts:
         yield from _keys(auths, host, "")
@@ -115,10 +115,10 @@ def config(path: str) -> dict[str, Any]:
 
 
 def helper_of(config: Mapping[str, Any], registry: str, environ: Mapping[str, str]) -> str:
-    """Return NAME of the program docker-credential-NAME that keeps the registry's login, or "" if the file keeps it.
+    """Return NAME of docker-credential-NAME, the program that keeps the registry's login, or "" if no program does.
 
-    As in podman, the first entry of ``credential-helpers`` in registries.conf takes precedence over the helpers that
-    the file itself names.
+    ``config`` is the content of a login file. As in podman, the first entry of ``credential-helpers`` in
+    registries.conf takes precedence over the helpers in ``config``.
     """
     first = containersconf.credential_helpers(environ)[0]
     if first != containersconf.AUTH_FILES:
@@ -132,7 +132,7 @@ def _helpers(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def tell_helper(name: str, verb: str, stdin: str, environ: Mapping[str, str]) -> bool:
-    """Store or erase a login with a credential helper. Return False if it has no login to erase. Raises ConfigError."""
+    """Let a credential helper store or erase a login. Return False if it has no login to erase. Raises ConfigError."""
     path = _helper_path(name, environ)
     if path is None:
         hint = "install it, or remove it from credHelpers, credsStore and credential-helpers"
@@ -215,7 +215,7 @@ class _Netrc:
             yield entry["machine"], entry["login"], entry["password"]
 
     def _secret(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
-        """Expand a password that consists of ``$NAME``, ``${NAME}`` or ``$(COMMAND)`` only. Return others unchanged.
+        """Expand a password that is exactly ``$NAME``, ``${NAME}`` or ``$(COMMAND)``. Return any other one unchanged.
 
         A backslash before the ``$`` prevents the expansion, and is removed. Any other ``$`` is an ordinary character.
         """
@@ -298,7 +298,7 @@ def _from_docker(path: str, query: _Query) -> Credential | None:
 
 
 def _docker_credentials(config: Any, path: str, query: _Query) -> Iterator[Credential | None]:
-    """Yield the logins for each host: from credHelpers, as in podman, then auths, then credsStore."""
+    """Yield the logins for each host in podman's order: from credHelpers, then auths, then credsStore."""
     auths = config.get("auths") or {}
     helpers, store = _helpers(config), config.get("credsStore")
     for host in query.hosts:
@@ -313,7 +313,8 @@ def _docker_credentials(config: Any, path: str, query: _Query) -> Iterator[Crede
 def _keys(auths: Mapping[str, object], host: str, repository: str) -> list[str]:
     """Return the keys of ``auths`` for a repository of a host, the most exact first: containers-auth.json(5).
 
-    ``https://index.docker.io/v1/`` and ``HOST`` match the whole host, ``HOST/PATH`` repositories beneath PATH.
+    ``https://index.docker.io/v1/`` and ``HOST`` match the whole host. ``HOST/PATH`` matches the
+    repository PATH, and the repositories beneath PATH.
     """
     keys = []
     for key in auths:
@@ -330,7 +331,7 @@ def _ask_helper(name: str, host: str, environ: Mapping[str, str]) -> Credential 
     """Get a login from docker-credential-NAME: docker-login(1), "Credential helper protocol"."""
     program, path = f"docker-credential-{name}", _helper_path(name, environ)
     if path is None:
-        log.warn(f"{program} is not in PATH: it may have a login for {host}")
+        log.warn(f"{program} is not in PATH, so penroot cannot ask it for a login for {host}")
         return None
     answer, failure = _run([path, "get"], environ, key(host))
     if failure:
@@ -369,7 +370,7 @@ def _docker_auth(entry: Mapping[str, str], path: str) -> Credential | None:
 
 
 def _read(path: str) -> tuple[str, bool]:
-    """Return the text of a file, "" if there is none, and whether only this user and root can write it."""
+    """Return the text of a file ("" if it is missing), and whether only this user and root can write to the file."""
     try:
         with open(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), encoding="utf-8") as f:
             status = os.fstat(f.fileno())

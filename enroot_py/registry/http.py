@@ -30,8 +30,8 @@ _T = TypeVar("_T")
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_REDIRECTS = 5
 _CHUNK_BYTES = 1 << 18
-# A body in tiny pieces costs the client more than its sender. It is refused after _MAX_SMALL_READS reads if the average
-# read has fewer than _SMALL_READ_BYTES.
+# A body in tiny pieces costs the client more than its sender. The client refuses the body after _MAX_SMALL_READS reads
+# if the average read has fewer than _SMALL_READ_BYTES.
 _MAX_SMALL_READS = 20_000
 _SMALL_READ_BYTES = 100
 _READ_S = 1.0  # Response.read() collects data for up to this time
@@ -73,7 +73,7 @@ class Retries:
                 self.sleep(e, subject)
 
     def sleep(self, error: Transient, subject: str) -> None:
-        """Sleep before the next retry. Raises Unreachable after the last retry."""
+        """Sleep before the next retry. Raises Unreachable after the last retry, or for a long Retry-After."""
         self._failures += 1
         requested = error.retry_after
         wait = requested if requested is not None else min(0.25 * 2**self._failures, 15.0) * random.uniform(0.5, 1.0)
@@ -145,9 +145,9 @@ class Response:
             size -= len(data)
 
     def document(self, limit: int) -> bytes:
-        """Return the first ``limit`` bytes of the body, or all of it if it is shorter."""
-        # Some proxies compress documents in spite of Accept-Encoding. Do not decode blobs, because their digests cover
-        # the compressed bytes.
+        """Return the first ``limit`` bytes of the body, or the whole body if it is shorter."""
+        # Decode, because some proxies compress documents in spite of Accept-Encoding. Blobs are read without this
+        # method: their digests cover the compressed bytes.
         parts = []
         while limit > 0 and (data := self.read(min(limit, _CHUNK_BYTES), decode=True)):
             limit -= len(data)
@@ -268,7 +268,9 @@ class HttpClient:
                 decode_content=False,
             )
         except _NO_CONNECTION as e:
-            if self.base or not self.is_own(address):  # the server has answered before: the failure may be temporary
+            # After an answer from the server, which may have been a redirect to this address, the failure may be
+            # temporary.
+            if self.base or not self.is_own(address):
                 raise self._transient(address, e) from e
             raise
         except exceptions.ProxyError as e:
@@ -315,7 +317,7 @@ class HttpClient:
 
 
 def retry_after(value: str) -> float | None:
-    """Return the seconds to wait by a Retry-After header, which has a number or a date: RFC 9110, 10.2.3."""
+    """Return the seconds to wait for the ``value`` of Retry-After, a number or a date: RFC 9110, 10.2.3."""
     if value.strip().isdecimal():
         return float(value)
     try:

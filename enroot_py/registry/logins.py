@@ -42,7 +42,7 @@ def registry(text: str) -> Reference:
 
 
 def check(reference: Reference, login: Credential, settings: Settings) -> bool:
-    """Try a login. Return False if the registry needs no login. Raises RefusedError for a bad login, RegistryError."""
+    """Try a login. Return False if the registry needs no login. Raises RefusedError (a bad login), RegistryError."""
     is_insecure = site.places(reference, settings)[-1].is_insecure
     client = HttpClient(reference.registry, settings, lambda busy: None, is_insecure=is_insecure)
     authorization = Authorization(reference, settings, client, lambda busy: None)
@@ -96,7 +96,7 @@ class AuthFile:
             if helper := credentials.helper_of(config, reference.registry, self._environ):
                 secret = {"ServerURL": key, "Username": login.user, "Secret": login.secret}
                 credentials.tell_helper(helper, "store", json.dumps(secret), self._environ)
-                auths[key] = {}  # docker lists registries by these keys
+                auths[key] = {}  # docker takes its list of registries from these keys
                 return f"docker-credential-{helper}"
             auths[key] = {"auth": base64.b64encode(f"{login.user}:{login.secret}".encode()).decode()}
         return self.path
@@ -120,7 +120,7 @@ class AuthFile:
     def _changed(self) -> Iterator[dict[str, Any]]:
         """Yield the file's content for changes. If it was changed, replace the file atomically with mode 0600."""
         directory = os.path.dirname(self.path)
-        umask = os.umask(0o077)  # otherwise another user could open the file while it is empty
+        umask = os.umask(0o077)  # so that no other user can open the file while it is empty
         try:
             _make(directory)
             with waits.changing(self.path):  # two logins at the same time must both be stored

@@ -41,7 +41,7 @@ class Descriptor:
 class Manifest:
     """An image manifest with the text ``data``.
 
-    ``named`` is the digest that the image's name resolves to: of this manifest, or of an index that lists it.
+    ``named`` is the digest that the image's name resolves to: ``digest``, or the digest of an index that lists it.
     """
 
     digest: str
@@ -88,7 +88,7 @@ class Search:
         self._platforms: list[str] = []  # read from configs, because the index does not have them
 
     def image_of(self, data: bytes) -> Manifest:
-        """Return the image manifest of ``data``, a manifest or an index."""
+        """Return the image manifest in ``data``, the text of this manifest or of an index."""
         document = parse(data, self._name)
         named = digests.of(data)
         if _is_index(document, named, self._name):

@@ -1,6 +1,6 @@
 """Platforms of images: architectures and their variants.
 
-Source: OCI image specification, "Image Index", with Go's names (GOARCH). On the start path.
+Source: OCI image specification, "Image Index", with Go's names (GOARCH). Starts import this module.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _ARM_VARIANTS = ("", "v5", "v6", "v7", "v8")
 
 
 def architecture(name: str | None = None) -> str:
-    """Convert an architecture name of uname(2) to OCI's. Default: this machine's."""
+    """Convert an architecture name of uname(2) (default: this machine's) to the name in OCI images."""
     name = name or os.uname().machine
     return _ARCHITECTURES.get(name, name)
 
@@ -42,8 +42,8 @@ class Platform:
     def rank(self, architecture: str, variant: str) -> int:
         """Rank an image for this platform: higher is better, and -1 means that the image cannot run.
 
-        A newer 32-bit ARM runs images for older variants. For other architectures the variant must be equal, because an
-        image for amd64/v2 or higher may need instructions that this machine lacks.
+        A 32-bit ARM processor runs images for older variants. For other architectures the variant must be equal,
+        because an image for amd64/v2 or higher may need instructions that this machine lacks.
         """
         if architecture != self.architecture:
             return -1
@@ -53,5 +53,5 @@ class Platform:
             return _ARM_VARIANTS.index(variant) if fits else -1
         if variant == self.variant:
             return 2
-        baseline = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))  # these are the same
+        baseline = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))  # names of the same variant
         return 1 if variant in baseline and self.variant in baseline else -1

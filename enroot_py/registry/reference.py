@@ -3,7 +3,7 @@
 Local images are ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]``, as in
 containers-transports(5), and ``dockerd://IMAGE`` and ``podman://IMAGE``, as in enroot-import(1). enroot-import(1) also
 defines the grammar of docker://. The OCI distribution specification, "Pulling manifests", defines valid names.
-On the start path: no re, no dataclasses.
+Starts import this module, so it must not import re or dataclasses, which are slow to import.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Reference(Frozen):
         return f"Reference({self.uri()!r})"
 
     def at(self, digest: str) -> Reference:
-        """Return a reference to the same repository by digest."""
+        """Return a reference to the image ``digest`` in the same repository."""
         return Reference(self.registry, self.repository, digest=digest, user=self.user, secret=self.secret)
 
     def manifest_path(self, digest: str = "") -> str:
@@ -65,7 +65,7 @@ class Reference(Frozen):
         return f"/v2/{self.repository}/manifests/{digest or self.digest or self.tag}"
 
     def uri(self) -> str:
-        """Return a URI that parse() accepts. enroot writes it into the image's /etc/rc: # enroot-provenance."""
+        """Return a URI that parse() accepts. As in enroot, the first comment in the image's /etc/rc has the URI."""
         user = f"{self.user}@" if self.user else ""
         end = f"@{self.digest}" if self.digest else f":{self.tag}"
         return f"{DOCKER}{user}{self.registry}#{self.repository}{end}"
@@ -135,8 +135,8 @@ def is_tagged(text: str) -> bool:
 def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     """Parse a reference, with or without ``docker://``; relative paths are beneath ``cwd``.
 
-    A digest takes precedence over a tag. Raises ImageReferenceError, also for a password, because callers store or
-    show references.
+    A digest takes precedence over a tag. Raises ImageReferenceError, also for a reference with a password, because
+    callers store or show references.
     """
     scheme = next((scheme for scheme in SCHEMES if text.startswith(scheme)), "")
     if scheme not in ("", DOCKER):
@@ -145,8 +145,8 @@ def parse(text: str, cwd: str = "") -> Reference | LocalImage:
     if parsed.secret:
         raise ImageReferenceError(
             f"{without_password(text)}: passwords are not accepted here, because this reference is stored and shown",
-            hint=f"leave it out and log in: penroot login --username USER {parsed.registry}; or write the password to "
-            "the file .credentials, see enroot-import(1)",
+            hint=f"remove the password and log in: penroot login --username USER {parsed.registry}; or write the "
+            "password to the file .credentials, see enroot-import(1)",
         )
     return parsed
 
@@ -170,7 +170,7 @@ def of_command_line(text: str, cwd: str = "") -> Reference | LocalImage:
 
 
 def without_password(text: str) -> str:
-    """Replace the password in a reference, valid or not, for messages."""
+    """Return a reference with "…" in place of its password, for messages. The reference may be invalid."""
     scheme, separator, rest = text.partition("://")
     if not separator or ":" in scheme:  # "://" is part of the password
         scheme, separator, rest = "", "", text

@@ -43,7 +43,7 @@ def failure(response: Response, registry: str, path: str) -> RegistryError:
 
 
 def elsewhere(response: Response, registry: str) -> RegistryError:
-    """Return the error for the status of a server that the registry redirects to. Transient: see failure()."""
+    """Return the error for a status of a server that the registry redirects to. Raises Transient, as failure() does."""
     host = response.server.netloc
     return RegistryError(
         f"{response.status} from {host}, to which {registry} redirects: {details(response) or 'no reason given'}",

@@ -90,7 +90,7 @@ class Repository:
         if self._reference.digest and digest != self._reference.digest:
             raise ImageError(
                 f"{self._reference}: the registry sent a manifest with the digest {digest}",
-                hint="the image was not used; report it to the admin of the registry or of its proxy",
+                hint="the image was not used; report this error to the admin of the registry or of its proxy",
             )
         return manifests.Search(self, self._reference, arch).image_of(data)
 
@@ -316,7 +316,7 @@ class Download:
     def _count(self, data: bytes) -> bytes:
         self._at += len(data)
         if self._at > self._descriptor.size:
-            raise ImageError(f"{self._name} is larger than its {self._descriptor.size} bytes")
+            raise ImageError(f"{self._name} is larger than the manifest states: {self._descriptor.size} bytes")
         if self._at - self._reset_at >= _PROGRESS_BYTES:
             self._reset_at = self._at
             self._retries.reset()
@@ -327,7 +327,7 @@ class Download:
         start = self._at if self._may_use_ranges else 0
         response = self._response = self._repository.part(self._descriptor, start, self._retries)
         if response.status == 416:
-            raise ImageError(f"{self._name} is shorter than its {self._descriptor.size} bytes")
+            raise ImageError(f"{self._name} is shorter than the manifest states: {self._descriptor.size} bytes")
         if self._at and response.status == 206:
             first = response.header("Content-Range").removeprefix("bytes ").partition("-")[0]
             if first != str(self._at):

@@ -57,8 +57,8 @@ class SharedBlobs:
     def read(self, source: ImageSource, descriptor: Descriptor, use: Callable[[Blob], _T]) -> _T:
         """Call ``use`` with a shared blob, or download the blob from ``source`` and share it. Return the result.
 
-        If ``use`` raises ImageError for the digest of a shared blob, download the blob again. If another user's files
-        prevent sharing, the download is not shared.
+        If ``use`` raises ImageError for a shared blob, the shared file is damaged: download the blob again. If another
+        user's files prevent sharing, the download is not shared.
         """
         while (blob := self._blob(source, descriptor)) is not None:
             with blob:
@@ -67,7 +67,7 @@ class SharedBlobs:
                 except ImageError as e:
                     if not isinstance(blob, _SharedBlob):
                         raise
-                    log.warn(f"{e}; the shared {blob.path} is damaged: downloading it again")
+                    log.warn(f"{e}; the shared file {blob.path} is damaged: downloading it again")
                     if not blob.reject():
                         break
                     continue
@@ -164,7 +164,7 @@ class _Turn:
                 raise _NotShareableError(f"{holder} has locked {self._lock}, and {reason}")
 
     def _read(self) -> _SharedBlob:
-        """Open the shared blob. Raises FileNotFoundError if it is missing or has another size."""
+        """Open the shared blob. Raises FileNotFoundError if it is missing or has a wrong size."""
         blob = _SharedBlob(self._directories, self._name)
         if blob.size == self._descriptor.size:
             return blob

@@ -10,12 +10,12 @@ Each line has a registry (HOST or HOST:PORT; ``*`` matches all registries withou
 
 ``http`` allows plain HTTP if the registry does not speak TLS. ``ca`` names a file of certificate authorities to trust
 in addition to the system's. Each ``mirror`` (HOST[:PORT][/PREFIX]) is asked before the registry, in order. ``token``
-names the registry's token server on another host, which gets the registry's login. Without ``token``, only the
-registry's own host and the token servers in _TOKEN_SERVERS get the login.
+names a token server on another host that may get the registry's login. Without ``token``, only the registry's own host
+and the token servers in _TOKEN_SERVERS get the login.
 
 The user's line for a registry replaces the site's line. A mirror decides the digest of a tag, but the content of a
-digest is always checked. If a registry has neither ``http`` nor ``mirror``, the files of podman and skopeo apply to it.
-If it has no ``ca``, their directories certs.d apply: containersconf.py.
+digest is always checked. registries.conf of podman and skopeo applies to a registry with neither ``http`` nor
+``mirror``. Their directories certs.d apply to a registry without ``ca``: containersconf.py.
 """
 
 from __future__ import annotations
@@ -132,7 +132,7 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
     if table is None:
         return [Place(reference)]
     if table.is_blocked:
-        hint = "use another registry, or add a line for this one to penroot's registries.conf"
+        hint = "use another registry, or add a line for this registry to penroot's registries.conf"
         raise RefusedError(f"{reference}: {table.file} blocks {table.prefix}", hint=hint)
     wanted = "by_digest" if reference.digest else "by_tag"
     endpoints = (*(mirror for mirror in table.mirrors if getattr(mirror, wanted)), table.registry)

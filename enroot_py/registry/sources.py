@@ -33,10 +33,10 @@ class ImageSource(Protocol):
 
     @property
     def base(self) -> str:
-        """Return SCHEME://HOST of the registry or the name of the engine, for the store to remember, or ""."""
+        """Return what the store remembers as the origin: SCHEME://HOST of the registry, the engine's name, or ""."""
 
     def digest(self) -> str:
-        """Return the current digest of the name, or "" if this costs as much as manifest()."""
+        """Return the current digest of the image's name, or "" if only manifest() can find the digest."""
 
     def manifest(self, arch: str | None = None) -> Manifest: ...
     def config(self, manifest: Manifest) -> bytes: ...
@@ -50,7 +50,7 @@ class Expecting(Protocol):
     def begin(self, blobs: Sequence[Descriptor]) -> None: ...
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
-        """Return the blob from the registry, after peers sent wrong data."""
+        """Return the blob from the registry if the bytes from peers do not match its digest, else None."""
 
 
 class Peers(Protocol):
@@ -63,7 +63,7 @@ class Peers(Protocol):
         """Return the digest of the step's tag, if srun resolves it for the nodes, or "". Raises RegistryError."""
 
     def lend(self, image: Reference, settings: Settings, root: str) -> None:
-        """Send a stored image to nodes without it. Raises OSError."""
+        """Send a stored image to the nodes that lack it. Raises OSError."""
 
 
 def open_source(
@@ -100,7 +100,7 @@ def places(
 
 
 class Mirrored:
-    """The repositories of an image, if its registry has mirrors or another location.
+    """The repositories of an image whose registry has mirrors, or a ``location`` in podman's registries.conf.
 
     The first repository that returns the manifest serves the whole image.
     """

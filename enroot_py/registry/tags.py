@@ -1,7 +1,7 @@
 """Resolve a tag to its current digest as cheaply as possible: with one HEAD request on a plain socket.
 
 srun and the start of a stored image use this module. Importing http.client alone takes about as long as the start of
-the interpreter, importing repository.py four times as long as http.client.
+the interpreter. Importing repository.py takes four times as long as importing http.client.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _SILENCE_S = 2.0  # time to wait for one response, if a stored image can be used instead
 _CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes several responses
-_LATE_S = 2.0  # a child that has not ended this long after its alarm is stopped
+_LATE_S = 2.0  # if a child has not ended this long after its alarm, a signal such as SIGSTOP has stopped the child
 _MAX_RESPONSE_BYTES = 1 << 16  # a response to HEAD has no body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -64,8 +64,8 @@ def _in_child(
     silence: float,
 ) -> str:
     """Return the result of ``ask`` from a child process with a time limit. Raises PenrootError."""
-    # Only ending the process ends a wait for a name server, so a child process asks the registry. A thread does not
-    # help: a process with threads cannot create a user namespace, see unshare(2).
+    # A wait for a name server ends only with its process, so a child process asks the registry. A thread is no
+    # solution: a process with threads cannot create a user namespace, see unshare(2).
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -79,7 +79,7 @@ def _in_child(
                 raise errors.Unreachable(f"cannot ask {registry}: the child process {pid} is stopped")
             kind, _, value = f.read().decode("utf-8", "surrogateescape").partition("\0")
     finally:
-        for target in (pid, -pid):  # the child, and its group: credential helpers
+        for target in (pid, -pid):  # the child, and its process group, which includes credential helpers
             try:
                 os.kill(target, _signal.SIGKILL)
             except ProcessLookupError:
@@ -151,7 +151,7 @@ def hurry(seconds: float, silence: float = _SILENCE_S) -> Callable[[bool], None]
 def at_once(reference: Reference, base: str, settings: Settings) -> str:
     """Resolve a tag at ``base`` (SCHEME://HOST) without login and proxy, or return "".
 
-    After "", the full client tries again and reports errors.
+    If the result is "", callers ask again with the full client, repository.py, which reports errors.
     """
     if any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES):
         return ""
@@ -172,7 +172,7 @@ def at_once(reference: Reference, base: str, settings: Settings) -> str:
 
 
 def _head(host: str, path: str, tls: bool, timeout: float | None) -> tuple[int, dict[str, str]]:
-    """Send a HEAD request (RFC 9110). Return status and headers by lower-case names. Raises OSError, ValueError."""
+    """Send a HEAD request (RFC 9110). Return status, and headers by lower-case name. Raises OSError, ValueError."""
     lines = [f"HEAD {path} HTTP/1.1", f"Host: {host}", f"Accept: {', '.join(MANIFEST_TYPES)}"]
     lines += [f"User-Agent: penroot/{__version__}", "Connection: close", "", ""]
     connection = _connect(host, 443 if tls else 80, tls, timeout)
@@ -223,9 +223,9 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 
 
 def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | None = None) -> Pin | None:
-    """Return the pin of a name, or None if the name has a digest or there is no pin.
+    """Return the pin of a tag (the digest that the tag must have), or None without a pin or without a tag.
 
-    The pin of the Slurm step, ``of_step``, takes precedence over the lock file of the settings, because all nodes of a
+    The pin of the Slurm step, ``of_step``, takes precedence over the lock file in the settings, because all nodes of a
     step use the same image. Only this function chooses a pin. Raises ConfigError.
     """
     if isinstance(reference, LocalImage) or reference.digest:
@@ -249,7 +249,8 @@ def resolve(reference: Reference, settings: Settings, on_progress: Callable[[boo
     first = places[0].reference
     host = first.registry
     if host != DOCKER_HUB and len(places) == 1:  # Docker Hub always asks for a token
-        # This request has no secret. A registry with TLS rejects plain HTTP, and the full client tries again.
+        # The request has no secret, so plain HTTP is safe. A registry with TLS rejects it, and the full client tries
+        # again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
         digest = at_once(first, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.mounting import Mount
 
 PATH_MAX = 4096  # includes the final NUL: limits.h
-# Default flags by kind of source.
+# The default flags for a path as the source, and for each special source.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
 SQUASHFS = "sqsh"  # the flag that mounts the content of the squashfs file SRC; in an fstab, sqsh is a type
@@ -47,7 +47,7 @@ class MountEntry:
         return self.source, self.target, self.flags
 
     def fstab(self, origin: str) -> Mount:
-        """Return the entry as a Mount, with ``origin`` unless it has one. Raises ConfigError for an unknown flag."""
+        """Return a Mount, with ``origin`` unless the entry has an origin. Raises ConfigError for an unknown flag."""
         from enroot_py.runtime.mounting import Mount
 
         kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"
@@ -123,7 +123,7 @@ def _beneath_root(target: str) -> str:
 
 
 def _expand(text: str, environ: Mapping[str, str]) -> str:
-    """Expand $NAME and ${NAME} in ``text``; a backslash before the $ prevents it.
+    """Expand $NAME and ${NAME} in ``text``; a backslash before the $ prevents the expansion.
 
     Options in #SBATCH lines need this, because no shell expands them. Raises ValueError for an unset variable.
     """

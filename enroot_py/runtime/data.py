@@ -1,8 +1,8 @@
 """Mount the content of squashfs files: ``SOURCE TARGET sqsh`` in an fstab, ``SOURCE:TARGET:sqsh`` in an option.
 
-Each file has its own server. It starts in the same namespaces as the server of an image, so it is protected in the same
-way. Mounts of the file are clones of a mount that the container cannot see. Only a start with such a mount imports this
-module.
+Each file has its own server. The server starts in the same namespaces as the server of an image, so it is protected in
+the same way. Mounts of the file are clones of a mount that the container cannot see. Only a start with such a mount
+imports this module.
 """
 
 from __future__ import annotations

@@ -200,7 +200,7 @@ def launch(record: Record) -> tuple[list[tuple[str, str]], int] | None:
 
 
 _STATUS = "status"
-_pipe = -1  # the end of a pipe to the process that waits for the start
+_pipe = -1  # writing end of a pipe to the process that waits for the start
 
 
 def _fork_start(record: Record, output: int, writer: int) -> None:
@@ -233,7 +233,7 @@ def _fork_start(record: Record, output: int, writer: int) -> None:
 
 
 def _report(level: str, text: str) -> bool:
-    """Send a message to the process that waits for the start. If that has ended, log the message and return False."""
+    """Send a message to the process that waits for the start. If it has ended, log the message and return False."""
     try:
         return os.write(_pipe, os.fsencode(f"{level}\0" + text.replace("\0", "") + "\0")) > 0
     except OSError:
@@ -246,7 +246,7 @@ def _send(level: str, text: str) -> None:
 
 
 def note_namespace(record: Record, spaces: int) -> None:
-    """Record the user namespace of this process: at the end, the monitor kills the orphans in it.
+    """Record the user namespace of this process: after the program's end, the monitor kills the orphans in it.
 
     ``spaces`` is a descriptor of /proc/PID/ns.
     """

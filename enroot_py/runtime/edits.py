@@ -32,7 +32,7 @@ _FLAGS = os.O_PATH | os.O_CLOEXEC
 
 
 class Host:
-    """A tree with the paths of a host: the host itself, a driver's tree, or a test's tree.
+    """A directory tree with the files of a host: the host itself, a tree with a driver, or a tree of a test.
 
     Raises HookError if the tree does not exist.
     """
@@ -45,7 +45,7 @@ class Host:
                 self._root = os.open(self.prefix, _FLAGS | os.O_DIRECTORY)
             except OSError as e:
                 raise HookError(f"cannot look for devices beneath {prefix}: {e.strerror}") from e
-            # readlink(2) of /proc/self/fd names files of the tree by this path, and real() removes it.
+            # real() removes this path from the results of readlink(2) on /proc/self/fd.
             self.prefix = os.readlink(f"/proc/self/fd/{self._root}").rstrip("/")
 
     def __del__(self) -> None:
@@ -54,7 +54,7 @@ class Host:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Host:
-        """Return the tree at PENROOT_HOST_ROOT, else the host. The variable gives the caller no further access."""
+        """Return the tree at PENROOT_HOST_ROOT, else the host. The variable opens no further files to the caller."""
         return cls(environ.get("PENROOT_HOST_ROOT", ""))
 
     def beneath(self, path: str) -> Host:
@@ -72,7 +72,7 @@ class Host:
             return ""
 
     def exists(self, path: str) -> bool:
-        # In a test's tree, device nodes are never links, so they cannot lead out of the tree.
+        # In a tree of a test, no device node is a symlink, so none leads out of the tree.
         if not self.prefix or path.startswith("/dev/"):
             return os.path.exists(self.prefix + path)
         return bool(self.real(path))
@@ -111,7 +111,7 @@ class Edits:
         self.tmpfs: list[str] = []
         self.links: dict[str, str] = {}
         self.environ: dict[str, str] = {}
-        self.directories: dict[int, str] = {}  # directories for libraries, by width in bits
+        self.directories: dict[int, str] = {}  # bits of a library (32, 64) -> directory for it
         self.libraries: list[ldcache.Library] = []  # for the loader's cache, with paths in the container
 
     def node(self, host: Host, path: str, target: str = "") -> bool:
@@ -129,7 +129,7 @@ class Edits:
         return bool(real)
 
     def describe(self) -> list[str]:
-        """Return a line for each change, sorted by kind in order of execution."""
+        """Return a line for each change: kinds in the order of execution."""
         lines = [f"program  {' '.join(command)}" for command in self.programs]
         lines += [f"hide     {path}" for path in self.hidden]
         lines += [f"empty    {path}" for path in self.emptied]
@@ -232,7 +232,7 @@ def shared_dev(context: Context) -> bool:
 
 
 class _Targets:
-    """Targets of changes in a container. Each directory is opened once."""
+    """Executes changes at paths of a container. Opens each directory only once."""
 
     def __init__(self, root: int) -> None:
         self.root = root
@@ -251,7 +251,7 @@ class _Targets:
         return self.directories[path]
 
     def own_directory(self, path: str) -> int:
-        """Open a directory in which to create an entry. Raises OSError, also for a directory of the host."""
+        """Open a directory in which to create an entry. Raises OSError, for example for a directory of the host."""
         directory = self.directory(path)
         paths.check_own(self.root, path)
         return directory
@@ -323,9 +323,10 @@ class _Targets:
 
 
 def add_library(edits: Edits, tree: Host, context: Context, library: ldcache.Library, real: str = "") -> str:
-    """Add a library of ``tree`` to a directory of the container's loader, with link and cache entry.
+    """Add to ``edits`` a library of ``tree``, with its link and its entry in the loader's cache.
 
-    ``real`` is the resolved path of the library, if known. Returns the directory in the container.
+    ``real`` is the resolved path of the library, if known. Returns the directory in the container, in which the loader
+    finds the library.
     """
     flags, name, path = library
     real = real or tree.real(path)
@@ -353,7 +354,7 @@ def bits(flags: int) -> int:
 
 
 def library_directory(context: Context, width: int) -> str:
-    """Return a directory that the container's loader searches without a cache. Prefer Debian's for the architecture."""
+    """Return a directory that the container's loader searches even without its cache: Debian's, if it exists."""
     if width == 32:
         return "/usr/lib/i386-linux-gnu" if context.exists("/usr/lib/i386-linux-gnu") else "/usr/lib"
     machine = os.uname().machine

@@ -1,6 +1,6 @@
-"""Turn this process into a process of a container: enter() is the table of contents.
+"""Turn this process into a process of a container. enter() calls all steps in their order.
 
-A start needs no store, and a shell only for bash hooks and --conf scripts. Every start imports this module.
+A start does not use the store. It runs a shell only for bash hooks and --conf scripts. Every start imports this module.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ if TYPE_CHECKING:
 class Start(Frozen):
     """The parameters of one start, for enter().
 
-    ``host`` is the environment of the caller. Precedence of variables, lowest first: the image, the site, ``conf``,
-    hooks, ``file``, ``env``. ``file`` takes the variables so far and returns those of an environment file. The caller's
-    ``mounts`` are mounted last. A ``superuser`` stays in the user namespace of the caller. ``conf`` is the path of a
-    configuration script. ``script`` is a text that replaces the image's /etc/rc. ``command`` is the command of the
-    container. ``program`` is the first program that runs, if known. With ``in_step``, a helper outlives this process.
-    ``forked`` is called after the fork that makes process 1 of a private PID namespace: with the PID in the parent,
-    where ``forked`` does not return, and with 0 in process 1.
+    ``host`` is the environment of the caller. Precedence of the container's variables, lowest first: the image, the
+    site, ``conf`` (path of a configuration script), hooks, ``file``, ``env``. ``file`` gets the variables so far, and
+    returns the variables of an environment file. The caller's ``mounts`` are mounted last. A ``superuser`` stays in the
+    user namespace of the caller. ``script`` is a text that replaces the image's /etc/rc. ``command`` is the command of
+    the container. ``program`` is the first program that runs, if known. With ``in_step``, the helper process of a Slurm
+    step outlives this process. After the fork that makes process 1 of a private PID namespace, both processes call
+    ``forked``: process 1 with 0, the parent with the PID of process 1. In the parent, ``forked`` must not return.
     """
 
     source: rootfs.Source
@@ -78,7 +78,7 @@ class Site:
 
     def read(self, settings: Settings, host: Mapping[str, str]) -> None:
         """Read mounts.d and environ.d of the system and of the user. Raises ConfigError."""
-        self.variables = {**host, "ENROOT_ROOTFS": self.mount_point}  # the values of ${VAR} in an fstab
+        self.variables = {**host, "ENROOT_ROOTFS": self.mount_point}  # for ${VAR} in an fstab
         self.mounts: list[Mount] = []
         for origin, text in files.fragments(directories("mounts.d", settings, host), ".fstab", fstab.SYSTEM):
             self.mounts += fstab.parse_file(text, self.variables, origin)
@@ -86,10 +86,10 @@ class Site:
 
 
 def prepare(start: Start) -> Site | None:
-    """Read the configuration of a simple start in a process that then forks a child for the start.
+    """Read the configuration before a fork whose child starts the container: api/children.py.
 
-    Returns None unless the start is simple: neither caller nor program is root, all hooks are ours, no FUSE server runs
-    except an image's, no feature takes part, and only the PID namespace is private. Raises PenrootError.
+    Returns None unless the start is simple: neither caller nor program is root, all hooks are penroot's, no FUSE server
+    runs except the image's, no optional feature is set, and only the PID namespace is private. Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
     if start.is_overlaid or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
@@ -107,14 +107,14 @@ def prepare(start: Start) -> Site | None:
 def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) -> Container:
     """Move this process into a new container and return the container.
 
-    ``prepared`` is the result of prepare(). With ``entered``, this is already process 1 of new user and PID namespaces.
+    ``prepared`` is the result of prepare(). With ``entered``, this process is process 1 of new user and PID namespaces.
     The process keeps its capabilities in the container's user namespace. After a PenrootError, no mount remains.
     """
     gc.disable()  # the start leaves no garbage; a collection would cost a tenth of a start with device hooks
     settings, own = start.settings, namespaces.own(start.settings)
     uid, gid, umask = os.geteuid(), os.getegid(), os.umask(0o022)
     if own & linux.CLONE_NEWPID:
-        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # the waiting process learns how a FUSE server ended
+        linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)  # adopt the FUSE servers: report_killed() waits for them
     scratch = make_scratch(start)
     first = not prepared and (hooks.look_outside(settings, start.host) or not start.is_served)
     site = Site(start, uid, gid, start.source.mount_point(scratch)) if first else prepared
@@ -176,10 +176,10 @@ def make_scratch(start: Start) -> str:
 
 
 def share(start: Start, scratch: str) -> Entry | None:
-    """Return the entry of the image's server, or None if the container has a private server or no server.
+    """Return the entry for sharing the image's server: sharing.py. Return None for a private server or no server.
 
-    A step does not share a server: a step has one container, and the helper watches its server. A superuser has no user
-    namespace to share.
+    A step does not share a server: its tasks have one container, and the step's helper watches the server. A superuser
+    has no user namespace to share.
     """
     source = start.source
     if not start.is_served or not source.image or source.served >= 0:
@@ -192,11 +192,11 @@ def share(start: Start, scratch: str) -> Entry | None:
 
 
 def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
-    """Start a process that shows the container later changes of host files, and reports killed FUSE servers.
+    """Start penroot-follow: it shows the container later changes of host files, and reports killed FUSE servers.
 
-    Returns the child to wait for, or 0 if no such process is needed or can be started. In a step, the helper does both.
-    A writable container has copies of the host files. With a PID namespace, the process that waits for the container
-    reports the servers that it has started.
+    Returns the child to wait for, or 0 if penroot-follow is not needed or cannot be started. In a step, the helper does
+    its work. A writable container has copies of the host files. With a private PID namespace, the process that waits
+    for the container reports servers, except a shared server that another start has started.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
     shared = entry.pidfd if entry is not None else -1
@@ -215,14 +215,14 @@ def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
-    """Return whether to copy all host files: no process follows them, or one does but the kernel locks the mounts."""
+    """Return whether to copy all host files: ``forked`` starts follow no changes, ``nested`` mounts are locked."""
     return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
-    """Return the mounts of the system with private copies of host files that the container writes to or covers.
+    """Return the ``system`` mounts, with copies in place of host files that the container can write to or covers.
 
-    The kernel detaches a mount of a host file when the host replaces the file, unless the mount is locked. With
+    When the host replaces a file, the kernel detaches the mount of the file, unless the mount is locked. With
     ``all_files``, copy all host files: keeps_copies().
     """
     writable = start.settings.rootfs_writable
@@ -233,7 +233,7 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
 
 
 def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | None, int]:
-    """Start squashfuse, unless ``entry`` has it, and fuse-overlayfs, if the root file system needs them.
+    """Start the FUSE servers of the root file system: squashfuse, unless ``entry`` has a server, and fuse-overlayfs.
 
     Returns the server of the image or None, and the detached root mount or -1.
     """
@@ -261,8 +261,8 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
 def enter_servers(start: Start, entry: Entry | None = None) -> None:
     """Enter the user namespace of the servers, in which the caller is root. ``entry`` may have a server to share.
 
-    Files of the image are owned by root. The caller is root in this outer user namespace, and so has access. Root of
-    the inner user namespace cannot inspect a server, whose root directory is the node's.
+    Files of the image are owned by root. The caller is root in this outer user namespace, and so has access. A server
+    sees the node's files: root of the container cannot inspect the server, because its user namespace is an inner one.
     """
     if not start.superuser:
         if entry is None or not entry.enter():
@@ -291,9 +291,9 @@ def await_servers(own: int) -> None:
 
 
 def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested: bool, entered: bool) -> int:
-    """Enter a user namespace, a mount namespace and the container's ``own`` namespaces.
+    """Enter a user namespace, a mount namespace and the private namespaces ``own`` of the container.
 
-    With ``entered``, only the mount namespace is missing. Returns the result of isolated.enter(), else -1.
+    With ``entered``, only the mount namespace is missing. Returns the descriptor that isolated.enter() returns, or -1.
     """
     if entered:
         namespaces.unshare_mounts(superuser=False)
@@ -327,7 +327,7 @@ def run_conf(start: Start, context: hooks.Context, site: Site, scratch: str) -> 
 
 
 def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) -> Iterable[Mount]:
-    """Return the mounts of the image's /etc/fstab, which usually are its volumes."""
+    """Return the mounts of the image's /etc/fstab: usually the image's volumes."""
     text, origin = paths.text(root, "/etc/fstab"), "/etc/fstab of the image"
     if settings.image_fstab == "host":
         return fstab.parse_file(text, variables, origin)
@@ -344,7 +344,7 @@ def caller_sysfs(own: int) -> Mount | None:
 
 
 def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount]:
-    """Adapt the mounts of the system to a container with its ``own`` namespaces and the caller's ``sysfs``."""
+    """Return the ``system`` mounts, changed for the private namespaces ``own`` and for a /sys of the caller."""
     if sysfs:
         system = [sysfs if mount.source == mount.target == "/sys" else mount for mount in system]
     if not own:
@@ -355,14 +355,14 @@ def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount
 
 
 def mount_all(mounts: Iterable[Mount], root: int, *, before_hooks: bool) -> None:
-    """Execute the mounts that belong before the hooks, or the mounts that belong after them. Raises MountError."""
+    """Execute the mounts that come before the hooks, or with ``before_hooks=False`` the others. Raises MountError."""
     for mount in mounts:
         if (mount.passno < 0) == before_hooks:
             fstab.execute(mount, root)
 
 
 def furnish(root: int, own: int, *, from_root: bool) -> None:
-    """After the system mounts: complete the container's ``own`` namespaces, and hide files that root must not reach."""
+    """After the system mounts: set up the private namespaces ``own``, and hide files of /proc if root is the caller."""
     if own:
         from enroot_py.runtime import isolated
 
@@ -376,7 +376,7 @@ def furnish(root: int, own: int, *, from_root: bool) -> None:
 def collect_environ(
     variables: Variables, start: Start, context: hooks.Context, site: Site, scripts: Scripts | None
 ) -> Wanted:
-    """Set ``variables`` for the hooks: those of the image, the site, the configuration script and the caller.
+    """Set ``variables`` for the hooks, from the image, the site, the configuration script and the caller.
 
     Returns the variables of the caller. enter() sets them again after the hooks, so hooks cannot override them.
     """
@@ -411,7 +411,7 @@ def run_hooks(
 ) -> tuple[list[Mount], str | None]:
     """Run the hooks, then hooks() and mounts() of a configuration script.
 
-    Returns the script's mounts, and the text that replaces /etc/rc or None.
+    Returns the script's mounts, and the text that replaces /etc/rc, or None.
     """
     context.mounted.update((mount.source.rstrip("/"), mount.target.rstrip("/")) for mount in start.mounts)
     hooks.run(site.hooks, context, scripts.hook if scripts is not None else None)
@@ -431,7 +431,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:
-    """Create the image's working directory. In a directory of the host, do so only if the caller has mounted it."""
+    """Create the image's working directory. If it lies in a host directory, the caller must have mounted that."""
     if image is None or paths.exists(root, image.workdir):
         return
     named = any(image.workdir.startswith(mount.target.rstrip("/") + "/") for mount in caller_mounts)
@@ -485,12 +485,12 @@ def finish_features(context: hooks.Context, variables: Variables) -> None:
 
 
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:
-    """Make ``mount_point`` the root directory. A root program gets ``nested`` namespaces: namespaces.nest().
+    """Make ``mount_point`` the root directory. ``nested`` adds inner namespaces for a root program: namespaces.nest().
 
     Processes that join the container later enter the same namespaces.
     """
     if not nested:
-        namespaces.unshare(linux.CLONE_NEWCGROUP)  # not earlier: hooks look for the caller's limits
+        namespaces.unshare(linux.CLONE_NEWCGROUP)  # not earlier: hooks read the caller's cgroups
         namespaces.hide()
         rootfs.switch(mount_point)
         return

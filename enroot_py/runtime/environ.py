@@ -1,8 +1,8 @@
 """Compute the environment of a container from the variables of the image, the site and the user.
 
-The container does not get variables of the caller, except those of MPI ranks, those that --env names, and those that a
-line of an environment file names as ``${VAR}``. Lines of an image do not get variables that look like secrets:
-secrets.py.
+The container gets only these variables of the caller: variables for MPI ranks, variables that --env names, and
+variables that a line of an environment file names as ``${VAR}``. For a line of an image, variables that look like
+secrets are unset: secrets.py.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enroot_py.runtime.etc import assignment, image_digest, no_variables, read_e
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    Wanted = Mapping[str, tuple[str | None, str]]  # by name: the value, or None to unset, and the origin
+    Wanted = Mapping[str, tuple[str | None, str]]  # name -> (value, or None to unset the variable; origin)
 
 SHIPPED = {"10-terminal.env": "TERM=${TERM:-dumb}\n"}
 # Slurm, Open MPI and PRRTE set PMIX_ variables. Slurm, Hydra (of MPICH and Intel MPI) and MVAPICH2 set PMI_ variables.
@@ -37,8 +37,8 @@ _PATHS = (
 class Variables:
     """The environment of a container, while the start adds variables.
 
-    ``origins`` has the origin of each variable, for --explain. ``below`` has the values that the caller's variables
-    replaced.
+    ``origins`` has the origin of each variable, for --explain. ``below`` has the values that variables of the caller
+    have replaced.
     """
 
     def __init__(self, values: dict[str, str] | None = None, origins: dict[str, str] | None = None) -> None:
@@ -172,7 +172,7 @@ def rank(host: Mapping[str, str]) -> list[str]:
 
 
 def complete(environ: dict[str, str], name: str, home: str, shell: str) -> None:
-    """Set the variables that a login sets, login(1), unless they are in ``environ``."""
+    """Set those variables of login(1) that are not in ``environ``."""
     for key, value in (
         ("HOME", home),
         ("USER", name),

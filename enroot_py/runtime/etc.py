@@ -1,10 +1,10 @@
 """Write and read /etc/rc and /etc/environment, the files that turn a root file system into an enroot image.
 
-/etc/rc is a shell script with the program of the image. If an import wrote it, as is usual, penroot parses the script
-and starts no shell. Any other script runs in the image's /bin/sh.
+/etc/rc is a shell script that executes the image's program. If an import wrote the script, as is usual, penroot parses
+the script and starts no shell. Any other script runs in the image's /bin/sh.
 
 /etc/environment has plain values, with newlines replaced by spaces. A start replaces ``${VAR}`` in a line, and may
-strip outer quotes and spaces. If any of this changes a value, a comment before the line has the exact value, with
+strip outer quotes and spaces. If any of this would change a value, a comment before the line has the exact value, with
 ``\\\\`` and ``\\n`` for a backslash and a newline. enroot skips the comment::
 
     # penroot-exact: MOTD=one\\ntwo
@@ -46,7 +46,7 @@ RC_LOCAL = """\
 """
 _EXACT = "# penroot-exact: "
 _QUOTED_CHARS, _QUOTED_LINES = 40, 5  # a warning quotes at most 40 characters of a line, and 5 lines
-_MAX_SCRIPT_CHARS = 1 << 20  # do not parse longer scripts: the words come near the kernel's limit of arguments
+_MAX_SCRIPT_CHARS = 1 << 20  # do not parse longer scripts: their words come near the kernel's limit for arguments
 
 
 class Exec:
@@ -63,7 +63,7 @@ class Exec:
         """Return the words to execute: the entrypoint, then ``arguments`` or the image's command."""
         entrypoint = self.entrypoint if entrypoint is None else entrypoint
         if not entrypoint and arguments[:1] == ("--",):
-            arguments = arguments[1:]  # in the script, exec drops -- as the end of its own options
+            arguments = arguments[1:]  # exec in /etc/rc would take -- as the end of its own options
         return entrypoint + (arguments or self.command)
 
 
@@ -117,7 +117,7 @@ class ImageScripts:
         self._exec: Exec | None = None
 
     def exec(self) -> Exec | None:
-        """Return the program, or None if only a shell can run the script. Raises ContainerError."""
+        """Return the image's program, or None if only a shell can run /etc/rc. Raises ContainerError."""
         states = [paths.state(self._root, path) for path in ("/etc/rc", "/etc/rc.local")]
         if states != self._states:
             self._exec, self._states = of_image(self._root), states
@@ -130,7 +130,7 @@ def of_image(root: int) -> Exec | None:
 
 
 def read_rc(rc: str, rc_local: str) -> Exec | None:
-    """Return the program of a script that an import wrote, or None if the script may do anything else.
+    """Return the program of an /etc/rc that an import wrote, or None if the script may do anything else.
 
     Also returns None if /etc/rc.local has commands, if a word needs a shell, or if a script is too long.
     """

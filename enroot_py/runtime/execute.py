@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from enroot_py.runtime.etc import Exec
 
 _RC = ("/bin/sh", "/etc/rc")
-_NAME_DESCRIPTORS = ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "PMI_FD")  # sd_listen_fds(3); MPICH
+# Variables that name descriptors: sd_listen_fds(3), MPICH.
+_NAME_DESCRIPTORS = ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "PMI_FD")
 # For sh(1), after /etc/profile: if /etc/profile has only added to PATH, keep the additions, else restore PATH ($1).
 _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
 
 
 class Container:
-    """A container that this process has entered: the environment, and the image's command.
+    """A container that this process has entered, with the environment and the command for execve(2).
 
     ``workdir`` overrides the image's working directory.
     """
@@ -41,7 +42,7 @@ class Container:
         """Return the words to execute for ``command``, which may be empty."""
         if self.image is not None and not self._login_shell:
             return self.image.argv(command, self.image.entrypoint if self.runs_entrypoint else ()) or ("/bin/sh",)
-        # A shell must run the image's script, or there is no script.
+        # Only a shell can run the image's /etc/rc, or there is no /etc/rc.
         keep = ""
         path: tuple[str, ...] = ()
         if self._login_shell and "PATH" in self.origins:
@@ -57,7 +58,7 @@ class Container:
         return ("/bin/sh", "-c", keep + 'exec "$@"', "sh", *path, *command) if command else ("/bin/sh",)
 
     def execute(self, command: tuple[str, ...]) -> NoReturn:
-        """Execute ``command``, or the image's if empty. Raises CommandError, ContainerError."""
+        """Execute ``command``, or the image's command if ``command`` is empty. Raises CommandError, ContainerError."""
         argv = self.argv(command)
         self.enter_workdir()
         self.environ.setdefault("SHLVL", "0")  # as a shell would
@@ -100,7 +101,8 @@ def execute(argv: tuple[str, ...], env: dict[str, str], argv0: str = "") -> NoRe
     except (TypeError, ValueError) as e:
         # The image, environ.d and hooks may set values that no environment can hold.
         bad = next((key for key, value in env.items() if "\0" in f"{key}{value}" or "=" in key), "")
-        raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint="penroot start --explain") from e
+        hint = "find its origin: penroot start --explain"
+        raise CommandError(f"cannot run {name}: the variable {bad!r}: {e}", hint=hint) from e
     missing = failure.errno in (errno.ENOENT, errno.ENOTDIR)
     if reason := refused and interpreters.explain(refused):
         error = CommandError(f"cannot run {refused}: {reason}")

@@ -1,8 +1,9 @@
 """Parse enroot's fstab(5) grammar, in files and options.
 
-A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``. Trailing fields may be missing. So may the target (default: the
-source) and the type (default: ``none``). A negative passno, usually -1, mounts before the hooks, others mount after the
-hooks. The type sqsh mounts the content of a squashfs file: data.py. mounting.py executes a mount.
+A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``. Trailing fields may be missing. The target and the type may be
+missing too: the defaults are the source and ``none``. A mount with a negative passno, usually -1, comes before the
+hooks; any other mount comes after the hooks. The type sqsh mounts the content of a squashfs file: data.py. mounting.py
+executes a mount.
 """
 
 from __future__ import annotations
@@ -93,7 +94,8 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
             f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 are allowed", hint="write a space as \\040"
         )
     try:
-        # The passno is the last number that is not 0: it may be the only one. A dump frequency as passno means 0.
+        # The passno is the last number that is not 0, because a line may have only one number. If that is a dump
+        # frequency, it is positive, and so has the same effect as the passno 0.
         passno = next((number for number in map(int, fields[:3:-1]) if number), 0)
     except ValueError:
         raise ConfigError(f"{origin}: passno must be a number, not {fields[-1]!r}") from None
@@ -131,7 +133,7 @@ def parse_file(text: str, variables: Mapping[str, str], origin: str) -> Iterator
 
 
 def parse_image(text: str, rootfs: str, origin: str) -> Iterator[Mount]:
-    """Yield the mounts of an image's fstab. Mount.confine() keeps them away from the host. Raises ConfigError.
+    """Yield the mounts of an image's fstab. Mount.confine() refuses files of the host. Raises ConfigError.
 
     Only the variable ``${ENROOT_ROOTFS}`` is expanded.
     """

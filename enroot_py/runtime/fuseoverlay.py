@@ -32,7 +32,7 @@ _OPAQUE = (".wh..wh..opq", ".wh..opq")
 
 
 def mount(source: Source, server: Server | None, scratch: str, *, writable: bool) -> int:
-    """Return the root file system of ``source`` as a detached mount. A squashfs image has a ``server``.
+    """Return the root file system of ``source`` as a detached mount. ``server`` serves a squashfs image, or is None.
 
     Raises ContainerError, ImageError, OSError.
     """
@@ -122,7 +122,7 @@ def _serve(program: str, fuse: int, lowerdirs: tuple[str, ...], upper: str, work
 
 
 def _note(upper: str) -> None:
-    """Record that fuse-overlayfs writes to a container: its marks for deleted files differ from the kernel's."""
+    """Record that fuse-overlayfs writes to a container: it marks deleted files in another way than the kernel."""
     open(os.path.dirname(upper) + "/" + NOTE, "w").close()
 
 

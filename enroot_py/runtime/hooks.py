@@ -1,6 +1,6 @@
 """Find and run hooks: programs that change a container after its root is mounted and before its program runs.
 
-hooks/README.md has their contract. Our hooks are Python and run in this process.
+hooks/README.md describes their interface. Our hooks are Python and run in this process.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _of_proc(name: str) -> str:
 class Context:
     """The interface of a hook. Paths are paths in the container, resolved beneath its root.
 
-    Programs can use ``mount_point`` as the path of the root.
+    ``mount_point`` is the path of the root, for programs that a hook runs.
     """
 
     def __init__(
@@ -83,7 +83,7 @@ class Context:
         self.group = caller.group
         self.cgroups = caller.cgroups
         self.mountinfo = caller.mountinfo  # read before the start, which triples the number of mounts
-        self.mounted: set[tuple[str, str]] = set()  # sources and targets of present and later mounts
+        self.mounted: set[tuple[str, str]] = set()  # (source, target) of hooks' mounts so far, and of the caller's
 
     def value(self, name: str) -> str:
         """Return a variable of the caller, else of the container, else ""."""
@@ -147,7 +147,7 @@ class Context:
 class Hook:
     """One hook: a Python function, or a bash script. A hook without a path is switched off.
 
-    ``why`` explains to users why it runs or not. ``original`` is the file of enroot's hook that this hook replaces.
+    ``why`` tells users why the hook runs or not. ``original`` is the file of enroot's hook that this hook replaces.
     """
 
     __slots__ = ("name", "path", "why", "original", "function")
@@ -194,7 +194,7 @@ def preload() -> None:
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Return whether to load hooks before this process enters a user namespace, which hides that root owns a file."""
+    """Return whether to load hooks before entering a user namespace, where root's files appear to be nobody's."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
@@ -236,8 +236,8 @@ def _script(
 ) -> Hook | None:
     """Return the hook for the bash script ``path`` of a site, or None if the script does not run. Update ``by_name``.
 
-    A site overrides our hook with a script of the same name: as in enroot, a script that cannot run switches our hook
-    off, and an edited script replaces our hook. Raises ConfigError.
+    A script with the name of our hook acts as in enroot: if the script cannot run, our hook is switched off; if the
+    script is edited, it replaces our hook. In place of enroot's original script, our hook runs. Raises ConfigError.
     """
     from enroot_py.runtime import originals
 
@@ -325,12 +325,12 @@ def _is_empty(path: str) -> bool:
 
 
 def _names(directory: str) -> list[str]:
-    """Return the sorted names of the files in a directory, without hidden ones."""
+    """Return the sorted names in a directory that do not begin with a dot or an underscore."""
     return sorted(name for name in files.names(directory) if name[0] not in "._")
 
 
 def _compile(path: str) -> CodeType:
-    """Compile a file and cache the code beside it, as import does. import rejects names such as 10-home."""
+    """Compile a file and cache the code beside it, as import does. import itself rejects names such as 10-home."""
     files.check_regular(os.stat(path), path)
     code = SourceFileLoader(path, path).get_code(path)
     assert code is not None

@@ -1,4 +1,4 @@
-"""Give a container copies of host files, or follow the changes of host files. Every start imports this module."""
+"""Give a container copies of host files, or show it their later changes. Every start imports this module."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
-ROOT = "the root file system"  # served by fuse-overlayfs
+ROOT = "the root file system"  # which fuse-overlayfs serves
 _MAX_SERVERS = 16  # the limit of follow.c
-DELAY_MS = 200  # a delayed start of the process saves short-lived containers 4 % of their time
+DELAY_MS = 200  # starting penroot-follow later saves short-lived containers 4 % of their time
 _PROGRAM = "penroot-follow"
 _PATH = f"{LIBRARY}/libexec/{_PROGRAM}"
 
@@ -48,7 +48,7 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
 
 
 def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: int = -1) -> int:
-    """Start penroot-follow beside the container of this process, or of a ``child``. It ends with this process.
+    """Start penroot-follow for the container of this process, or of its ``child``. It ends with this process.
 
     With ``changes``, penroot-follow shows the container new versions of FILES. ``servers`` maps an image file or ROOT
     to the program of its FUSE server: penroot-follow prints a line if a server is killed. ``shared`` is a pidfd of the
@@ -74,12 +74,12 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: in
             os.close(fd)
 
 
-# By the file that a FUSE server serves, or ROOT: the end of a pipe that only the server and this process hold open.
+# file that a FUSE server serves, or ROOT -> end of a pipe that only the server and this process hold open
 lifelines: dict[str, int] = {}
 
 
 def note_start(lifeline: int) -> None:
-    """Ask the process at the other end of ``lifeline``, if any, to report the death of the server."""
+    """Ask penroot-follow, which reads ``lifeline``, to report the death of the server. Do nothing for -1."""
     try:
         if lifeline >= 0:
             os.write(lifeline, b"+")
@@ -90,7 +90,7 @@ def note_start(lifeline: int) -> None:
 def note_shared(served: str, *, joined: bool) -> None:
     """Close the lifeline of a shared server, so that no later server of the same file inherits it.
 
-    If this container has ``joined`` the server, first ask for a report of the server's death.
+    If this container has ``joined`` the server, first ask penroot-follow to report the server's death.
     """
     lifeline = lifelines.pop(served, -1)
     if lifeline < 0:
@@ -110,7 +110,7 @@ def killed(program: str, served: str, how: str = "") -> str:
 
 
 def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) -> None:
-    """Follow the host files for the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes.
+    """Show changes of host files to the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes.
 
     ``shown`` is the result of digests() before the container was made.
     """

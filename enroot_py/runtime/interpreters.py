@@ -11,14 +11,14 @@ import errno
 import os
 import stat
 
-# By ELF class (1: 32 bits, 2: 64 bits): e_machine of each machine; offset and size of e_phoff, then of e_phnum; the
-# size of a program header; offset and size of its p_offset, then of its p_filesz.
+# ELF class (1: 32 bits, 2: 64 bits) -> the e_machine of each machine; (offset, size) of e_phoff, and of e_phnum; the
+# size of a program header, and (offset, size) of its p_offset, and of its p_filesz.
 _LAYOUTS = {
     1: ({"x86_64": 3, "aarch64": 40}, (28, 4), (44, 2), 32, (4, 4), (16, 4)),
     2: ({"x86_64": 62, "aarch64": 183}, (32, 8), (56, 2), 56, (8, 8), (32, 8)),
 }
 _PT_INTERP = 3
-# By e_machine: the machine, and a second machine whose kernel can also run programs of the first.
+# e_machine -> the machine, and another machine whose kernel can run its programs too, or ""
 _MACHINES = {
     3: ("i386", "x86_64"),
     21: ("ppc64le", ""),
@@ -38,8 +38,8 @@ _MISSING = (errno.ENOENT, errno.ENOTDIR)
 def explain(path: str, proc: int = -1) -> str:
     """Return why the kernel cannot execute ``path``, if the path or an interpreter is at fault; else "".
 
-    Without ``proc``, execve(2) has failed already. With ``proc``, a descriptor of the node's /proc, execve(2) follows:
-    a program of another machine is no fault if the node has an emulator.
+    After a failed execve(2), call this without ``proc``. Before execve(2), give a descriptor of the node's /proc: a
+    program for another machine is then accepted if the node has an emulator.
     """
     try:
         reason = _explain(path, proc)

@@ -1,6 +1,6 @@
-"""Create a container's own namespaces, and set up their loopback device and /dev.
+"""Create private namespaces for a container (``own``), and set up their loopback device and /dev.
 
-Only a start with own namespaces or a private /dev needs this module.
+Only a start with private namespaces or a private /dev needs this module.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def enter(
     forked: Callable[[int], object] | None = None,
     beside: Callable[[], int] = lambda: 0,
 ) -> int:
-    """Enter the namespaces of namespaces.enter() and the container's ``own`` namespaces.
+    """Enter the namespaces of namespaces.enter() and the private namespaces ``own`` of the container.
 
     With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
     namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
@@ -71,7 +71,7 @@ def enter(
     namespace, and stay mounted.
 
     ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: enter.Start. ``beside`` is
-    called after this process has entered the PID namespace and before it enters the others, so the processes that
+    called after this process has entered the PID namespace and before it enters the others: the processes that
     ``beside`` starts end with the container. ``beside`` returns the namespaces that belong to the first user namespace
     even if the container is ``nested``. Returns a descriptor of the second user namespace if it exists already, else
     -1. Raises NamespaceError.
@@ -87,7 +87,9 @@ def enter(
 
 
 def _enter_owned(flags: int) -> int:
-    """Create a user namespace and namespaces that belong to it. Enter all but the user namespace, and return that.
+    """Create a user namespace, and the namespaces ``flags`` that belong to it. Enter only the namespaces ``flags``.
+
+    Returns a descriptor of the user namespace.
 
     A child creates them: a process that has entered a user namespace cannot return to the parent namespace, whose
     capabilities the mounts need. Raises NamespaceError.
@@ -97,7 +99,7 @@ def _enter_owned(flags: int) -> int:
         with Fd(created), Fd(done):
             child = os.fork()
             if child == 0:
-                os.close(release)  # the child ends with its parent
+                os.close(release)  # so that read(2) in the child ends with the parent
                 _create_owned(flags, created, done)
         pid = os.read(ready, 32)
         try:
@@ -166,14 +168,16 @@ def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
 def _is_sysfs_refused(option: str) -> bool:
     """Return whether the kernel refuses a new /sys because parts of the present /sys are covered: in a pod.
 
-    Then the pod's /sys stays, read-only, and a warning says so. It shows the names of network devices, but gives access
-    to none. See mount_namespaces(7).
+    Then the pod's /sys stays, read-only, and a warning says so. This /sys shows the names of network devices, but gives
+    access to no device. See mount_namespaces(7).
     """
     try:
         with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
             return False
     except PermissionError:
-        log.warn(f"{option}: /sys shows the network devices of {os.uname().nodename}, because parts of it are covered")
+        log.warn(
+            f"{option}: /sys shows the network devices of {os.uname().nodename}, because parts of /sys are covered"
+        )
         return True
 
 

@@ -1,4 +1,4 @@
-"""Run a command in a running container, and end all its processes with the caller.
+"""Run a command in a running container, and end all processes of the command with the caller.
 
 Sources: setns(2), namespaces(7), user_namespaces(7).
 """
@@ -21,12 +21,12 @@ _LIST = "penroot list --fancy shows running containers"
 
 
 class Joined:
-    """A container that this process has joined: the environment and the confinement of one of its processes."""
+    """A container that this process has joined, with the environment and confinement of a process in it."""
 
     def __init__(self, pid: int, settings: Settings) -> None:
         """Enter the namespaces and the working directory of ``pid``. Raises ContainerError.
 
-        This process stays outside the PID namespace. Its later children are inside.
+        This process stays outside the container's PID namespace. Its later children are inside.
         """
         try:
             self.environ = processes.of_process(pid)
@@ -48,8 +48,8 @@ class Joined:
     def become_root(self) -> None:
         """Become root in a user namespace below the container's. Raises NamespaceError.
 
-        Before hide(), other processes of the user could trace this one, if they had the capabilities for that. In a
-        container without root, no process has them.
+        Until hide(), a process of the user could trace this process if it had the capabilities for that. In a
+        container without root, no process has these capabilities.
         """
         namespaces.enter_user(0, 0, myself=self.myself)
         namespaces.hide()

@@ -1,4 +1,4 @@
-"""Prepare a login shell, for ENROOT_LOGIN_SHELL, as the image's /etc/login.defs demands.
+"""Prepare a login shell (ENROOT_LOGIN_SHELL) as the image's /etc/login.defs demands.
 
 Run this before the switch to the new root: afterwards nothing can be imported. Sources: login(1), login.defs(5),
 locale.conf(5), lastlog(8), utmp(5).
@@ -29,7 +29,7 @@ _USER_PROCESS = 7  # utmp(5)
 
 
 def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root: bool, has_command: bool) -> int | None:
-    """Complete ``environ``, set limits, print the login messages. Return the umask, or None for the caller's.
+    """Complete ``environ``, set limits, and print the login messages. Return the umask, or None to keep the caller's.
 
     ``user`` is the caller. With ``as_root``, the program is root in the container. With ``has_command``, print no
     messages. Raises ContainerError if logins are closed.

@@ -68,13 +68,13 @@ def _fix_type(mount: Mount) -> str:
 
 
 def _caller_options(mount: Mount) -> tuple[str, ...]:
-    """Return the caller's options, without the default ones of parse_option() and without x-create."""
+    """Return the caller's options, without x-create and without the options that parse_option() adds."""
     options = mount.options[len(BIND) if _has_default(mount) else 0 :]
     return tuple(option for option in options if not option.startswith("x-create="))
 
 
 def _has_default(mount: Mount) -> bool:
-    """Return whether the options begin with the default ones of a bind mount."""
+    """Return whether the options begin with BIND, the default options of a bind mount."""
     return mount.options[: len(BIND)] == BIND
 
 

@@ -1,6 +1,6 @@
-"""Describe a mount as data, and execute it later beneath a container's root. fstab.py parses it from fstab(5).
+"""Describe a mount as data, and execute it later beneath a container's root. fstab.py parses lines of fstab(5).
 
-Options beyond mount(8): x-create=dir|file|auto creates the target, x-move and x-detach move and detach a mount.
+Options that mount(8) lacks: x-create=dir|file|auto creates the target, x-move and x-detach move and detach a mount.
 """
 
 from __future__ import annotations
@@ -24,8 +24,8 @@ _SET = {
     "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
     "strictatime": linux.MOUNT_ATTR_STRICTATIME,
 }
-# Each word cancels an earlier word of the same line. It cannot clear flags that the parent namespace locked:
-# mount_namespaces(7).
+# word -> the word that it cancels, if that comes earlier in the same line. No word clears flags that the parent
+# namespace has locked: mount_namespaces(7).
 _UNSET = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "atime": "noatime", "diratime": "nodiratime"}
 _PROPAGATION = {
     "shared": linux.MS_SHARED,
@@ -44,7 +44,7 @@ _WORDS = frozenset(
 KNOWN = frozenset((*_SET, *_UNSET, *_WORDS, *_SPREADING))
 
 _SYNONYMS = {"readonly": "ro", "read-only": "ro", "writable": "rw"}  # words of other tools
-SQUASHFS = "sqsh"  # a type of penroot
+SQUASHFS = "sqsh"  # a type that only penroot has
 _OF_SQUASHFS = frozenset((*_SET, *_SPREADING, *"exec x-create=dir x-create=auto nofail silent".split()))
 
 BIND = ("rbind", "x-create=auto")  # the default options of SOURCE:TARGET
@@ -52,16 +52,16 @@ _CHANGING = frozenset(("remount", "x-move", "x-detach"))
 SEPARATORS = "a space in a path is \\040, a colon \\072"
 TRUSTED = "if you trust the image, set ENROOT_IMAGE_FSTAB=host or use --mount"
 
-# By path of a squashfs file: a function that mounts it and returns the directory. data.py fills this.
+# path of a squashfs file -> function that mounts the file and returns the directory. data.py fills this.
 served: dict[str, Callable[[], str]] = {}
 
 
-# Device and inode of the root of each mount that was attached, by its target.
+# target of each attached mount -> device and inode of the root of the mount
 _attached: dict[str, tuple[int, int]] = {}
 
 
 class LeftOut(OSError):
-    """Raised to refuse a mount of an image. The container starts without the mount."""
+    """Raised to refuse a mount that an image requests. The container starts without the mount."""
 
     def __init__(self, why: str) -> None:
         super().__init__(errno.EXDEV, why)
@@ -70,8 +70,8 @@ class LeftOut(OSError):
 class Mount:
     """One line of fstab; ``target`` is a path beneath the container's root.
 
-    If the source lies beneath the container's root, ``inside`` is its path there, else "". ``detached`` is the
-    descriptor of a detached mount that is made already, or -1.
+    If the source lies beneath the container's root, ``inside`` is its path there, else "". An image's mount is
+    ``confined``: confine(). ``detached`` is the descriptor of a detached mount that is made already, or -1.
     """
 
     __slots__ = (
@@ -159,7 +159,7 @@ class Mount:
 
     @property
     def _changeable(self) -> int:
-        # A bind cannot change how access times are kept: this is locked for mounts from another user namespace.
+        # A bind cannot change the flags for access times, which are locked in mounts from another user namespace.
         return self.attributes & ~(linux.MOUNT_ATTR__ATIME | linux.MOUNT_ATTR_NODIRATIME)
 
     @property
@@ -236,7 +236,7 @@ class Mount:
     def _open_tree(self, directory: int, path: str, empty: int) -> Fd:
         if "x-move" in self.words:
             return linux.open_tree(directory, path, linux.OPEN_TREE_CLOEXEC | empty)
-        # A volume of the container shows only its own file system, without mounts beneath it.
+        # A confined mount shows only a directory of the image, without mounts beneath it.
         recursive = linux.AT_RECURSIVE if "rbind" in self.words and not self.confined else 0
         clone = linux.OPEN_TREE_CLONE | linux.OPEN_TREE_CLOEXEC | empty
         try:
@@ -254,7 +254,7 @@ class Mount:
             return tree.keep()
 
     def _open_target(self, root: int, mount: int) -> Fd:
-        """Open the target of ``mount``. A mounted file covers a symlink itself, not the destination of the symlink."""
+        """Open the target of ``mount``. A mounted file covers a symlink itself, not the file to which it points."""
         if not stat.S_ISDIR(os.fstat(mount).st_mode):
             try:
                 return paths.open_in(root, self.target, os.O_PATH | os.O_NOFOLLOW)
@@ -265,8 +265,9 @@ class Mount:
     def _target(self, root: int, mode: int = 0) -> Fd:
         """Open the target. With x-create, create a missing target.
 
-        A created target has no permissions. By this an export recognises, as in enroot, that it is not part of the
-        image. In a directory of the host, no target is created for a mount of an image, or by way of a symlink.
+        A created target has no permissions. By this mark, `penroot export` recognises that the target is not part of
+        the image, as enroot does. In a directory of the host, a target is not created for a mount of an image, nor
+        through a symlink.
         """
         for word in self.words:
             if word.startswith("x-create="):

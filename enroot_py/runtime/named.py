@@ -15,7 +15,7 @@ _MAX_BYTES = 16
 
 
 def note(name: str, runtime_path: str) -> None:
-    """Note that this process starts the container ``name``."""
+    """Write this process's PID as the hint of the container ``name``, unless the process of an earlier hint runs."""
     if not _pid_in(_path(name, runtime_path)):
         write(name, runtime_path, os.getpid())
 

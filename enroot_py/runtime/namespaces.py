@@ -28,8 +28,8 @@ def privileged(settings: Settings) -> bool:
 def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
     """Unshare the user namespace. The caller becomes ``uid`` and ``gid`` inside; no other user is mapped.
 
-    The process must have one thread. ``myself`` is the host's /proc/self, for a process that may have another /proc.
-    Raises NamespaceError with the fix for the administrator.
+    The process must have one thread. ``myself`` is a descriptor of the host's /proc/self, for a process that may have
+    another /proc. Raises NamespaceError with the fix for the administrator.
     """
     outside = os.geteuid(), os.getegid()
     try:
@@ -50,7 +50,7 @@ def map_user(uid: int, gid: int, outside: tuple[int, int], myself: int | None = 
 
 
 def own(settings: Settings) -> int:
-    """Return the private namespaces of the settings, as flags of unshare(2)."""
+    """Return the private namespaces that the settings select, as flags of unshare(2)."""
     flags = linux.CLONE_NEWNET if settings.unshare_net else 0
     flags |= linux.CLONE_NEWIPC if settings.unshare_ipc else 0
     flags |= linux.CLONE_NEWPID if settings.unshare_pid else 0
@@ -81,9 +81,9 @@ def unshare_mounts(flags: int = 0, *, superuser: bool) -> None:
 def nest(user: int, myself: int) -> None:
     """Enter the second user namespace, and copies of the mount and cgroup namespaces that belong to it.
 
-    A mount namespace copied by another owner locks its mounts: root inside can neither unmount them nor change
-    their flags, mount_namespaces(7). ``user`` is the result of isolated.enter(): the second user namespace, or -1 to
-    create it. ``myself`` is the host's /proc/self. Raises NamespaceError.
+    If the copy of a mount namespace belongs to another user namespace, its mounts are locked: root inside can neither
+    unmount them nor change their flags, mount_namespaces(7). ``user`` is the second user namespace (a descriptor from
+    isolated.enter()), or -1 to create it. ``myself`` is a descriptor of the host's /proc/self. Raises NamespaceError.
     """
     if user < 0:
         enter_user(0, 0, myself=myself)
@@ -101,8 +101,8 @@ def servers() -> ModuleType | None:
 def hide() -> None:
     """Hide this process from the user's processes and from root of its user namespace, until it executes a program.
 
-    Otherwise programs in a container could reach its descriptors and memory, which are the host's: ptrace(2), "Ptrace
-    access mode checking".
+    Otherwise programs in a container could reach descriptors and memory of this process, which are the host's:
+    ptrace(2), "Ptrace access mode checking".
     """
     linux.prctl(linux.PR_SET_DUMPABLE, 0)
 
@@ -123,13 +123,13 @@ def _write(path: str, text: str, directory: int | None) -> None:
 def advice(error: OSError) -> str:
     try:
         from enroot_py.runtime import pods
-    except ImportError:  # in the container: rootfs.import_no_files()
+    except ImportError:  # in the container: rootfs.import_no_files() forbids imports
         return "see /proc/sys/user/max_*_namespaces and user_namespaces(7)"
     return pods.advice(error)
 
 
 def confine(*, remap_root: bool) -> None:
-    """Drop privileges before execve(2): set no_new_privs, filter system calls, drop capabilities except for root."""
+    """Before execve(2), set no_new_privs, filter system calls and, unless ``remap_root``, drop capabilities."""
     try:
         linux.prctl(linux.PR_SET_NO_NEW_PRIVS, 1)
         if not remap_root:

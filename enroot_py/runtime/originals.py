@@ -1,4 +1,4 @@
-"""Decide whether a site's bash hook with the name of our hook runs, and whether it is enroot's original.
+"""Check a site's bash hook that has the name of our hook: does it run, and is it an unchanged file of enroot?
 
 A node that had enroot still has the files of enroot's hooks, mostly unchanged. originals.b2sum has the digests of these
 files in all versions of enroot.
@@ -14,7 +14,7 @@ from enroot_py.config import files
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import environ
 
-RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # the name in old versions of enroot -> the new name
+RENAMED = {"10-cgroup": "10-cgroups", "99-nvidia": "98-nvidia"}  # name in old versions of enroot -> new name
 
 
 def idle(path: str) -> str:
@@ -35,9 +35,9 @@ def is_original(path: str, name: str, digests: str) -> bool:
 
 
 def substitute(name: str, hook_directories: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
-    """Return the path of our hook that replaces one of enroot's optional hooks.
+    """Return the path of our hook that replaces enroot's optional hook ``name``.
 
-    Returns "" if the plugin or 20-mpi does the work of this hook, and None if penroot has no replacement.
+    Returns "" if the SPANK plugin or our hook 20-mpi does its work, and None if penroot has no replacement.
     """
     step = "PYXIS_VERSION" in host
     if name == "50-slurm-pmi" and (step or settings.mpi and environ.is_rank(host)):

@@ -36,10 +36,10 @@ _CRAY = "cray_shasta"
 def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[str, str, str]]:
     """Return the node paths that a client needs: path, "rw" or "ro", and purpose.
 
-    Root of a user namespace needs MUNGE. PMIx's "native" credential is the user ID that the client sends
-    (psec_native.c; the server asks the kernel only on the socket of PMIx 2): root sends 0, and the server refuses it.
-    MUNGE asks the kernel, munge(7). "none" would admit any user of the node. Cray's PMI reads the ranks from a
-    directory of PALS or Slurm: mpi_cray_shasta.c, _create_app_dir().
+    Root of a user namespace needs MUNGE, which asks the kernel for the client's user ID: munge(7). With PMIx's "native"
+    credential, the client itself sends its user ID: root sends 0, which the server refuses (psec_native.c; only on the
+    socket of PMIx 2, the server asks the kernel). The credential "none" would admit any user of the node. Cray's PMI
+    reads the ranks from a directory of PALS or Slurm: mpi_cray_shasta.c, _create_app_dir().
     """
     needed = []
     spool = environ.get("PALS_SPOOL_DIR", "")
@@ -64,7 +64,7 @@ def _without_munge(environ: Mapping[str, str]) -> str:
 
 
 def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:
-    """Return the variables to remove if the server would refuse the client, because the step would never end."""
+    """If the server would refuse the client, return the variables to remove: with them, the step would never end."""
     if not (remap_root and used(environ) and _without_munge(environ)):
         return ()
     return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
@@ -102,27 +102,27 @@ class Libraries:
         return any(self._exists(f"{directory}/{name}") for directory in self._directories for name in names)
 
 
-# Variables in which the server offers components. The client must support one of each.
+# Variables in which the server offers PMIx components. The client must support a component of each variable.
 FITTED = ("PMIX_SECURITY_MODE", "PMIX_GDS_MODULE")
-# Names under which pyxis's hook copies them.
+# name to which pyxis's hook copies a variable of FITTED -> the variable
 _COPIES = {"PMIX_MCA_psec": "PMIX_SECURITY_MODE", "PMIX_MCA_gds": "PMIX_GDS_MODULE"}
 
 
 def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
-    """Return whether a site's hook has copied an offer of the server unchanged."""
+    """Return whether a variable is an unchanged copy, by a site's hook, of a variable in FITTED."""
     return name in _COPIES and environ.get(_COPIES[name]) == value
 
 
 def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
-    """Return those variables of FITTED that must change, with only the components that the client supports.
+    """Return the variables of FITTED with only those components that the client supports.
 
-    Raises ConfigError if the client supports none.
+    An unchanged variable may be missing. Raises ConfigError if the client supports none.
     """
     return {**security(environ, libraries, remap_root=remap_root), **stores(environ)}
 
 
 def stores(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return PMIX_GDS_MODULE without the components that need the node's /tmp, or nothing if it has none of them.
+    """Return PMIX_GDS_MODULE without the components that need the node's /tmp. Return {} if it has no such component.
 
     PMIx 5 keeps the data in a file in the node's /tmp, to share its memory. A client that does not find the file gives
     up, and a client of PMIx 4 complains. All servers and clients support "hash".
@@ -145,7 +145,7 @@ _EVERYWHERE = frozenset(("native", "hash"))  # components that every PMIx has
 
 
 def copies(fit: Mapping[str, str], libraries: Libraries, has: Container[str]) -> dict[str, str]:
-    """Return ``fit`` under the names of pyxis's hook, which scripts read, except names in ``has``.
+    """Return the variables ``fit`` under the names of _COPIES, which scripts read. Leave out names in ``has``.
 
     PMIx fails if a value under these names lists a component that PMIx lacks. So copy a value only if every PMIx has
     its components, or if the image has no Open MPI.
@@ -178,7 +178,7 @@ def security(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bo
 
 
 def mismatch(kind: str, libraries: Libraries) -> str:
-    """Return why the image's MPI does not support ``srun --mpi=kind``, or "". Each task would run alone as rank 0."""
+    """Return "" if the image's MPI supports ``srun --mpi=kind``, else why each task would run alone as rank 0."""
     if kind.startswith("pmix") and libraries.have(*_MPICH) and not libraries.have(*_OPEN_MPI):
         return "the image's MPI is MPICH or related, without PMIx, so each task would be rank 0 of 1: use --mpi=pmi2"
     if kind == "pmi2" and libraries.have(*_OPEN_MPI) and not libraries.have(*_MPICH):

@@ -1,6 +1,7 @@
 """Find settings of the machine or the pod that keep users from starting containers.
 
-Imported only by the checks of ``penroot doctor`` and ``pyxis-py check``, and after a failure. All print the same hints.
+This module is imported only for ``penroot doctor`` and ``pyxis-py check``, and after a failure. All these print the
+same hints.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import os
 from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
-# An overlay accepts no upperdir on another overlay, where it cannot make whiteouts: the kernel's filesystems/overlayfs.
+# The kernel refuses an upperdir on an overlay, where it could not make whiteouts: the kernel's filesystems/overlayfs.
 ON_OVERLAY = "is on an overlay, as the root file system of a pod or a live image is"
 MACHINE = "on the machine of this pod"
 
@@ -41,11 +42,11 @@ def advice(error: OSError, proc: str = "/proc") -> str:
     if error.errno == errno.EACCES:
         profile = _profile(proc)
         subject = f"AppArmor's profile {profile}" if profile else "a security module, such as AppArmor or SELinux,"
-        return f"{subject} refuses it on {node}: appArmorProfile: {{type: Unconfined}} in the securityContext of a pod"
+        return f"{subject} refuses it on {node}: set appArmorProfile: {{type: Unconfined}} in a pod's securityContext"
     if error.errno in (errno.EPERM, errno.ENOSYS) and _status(proc, "Seccomp") == _FILTERED:
         return (
-            f"a seccomp filter refuses it on {node}: seccompProfile: {{type: Unconfined}} in the securityContext of a "
-            "pod, or a profile that allows unshare, setns, pivot_root and the calls that mount"
+            f"a seccomp filter refuses it on {node}: set seccompProfile: {{type: Unconfined}} in a pod's "
+            "securityContext, or use a profile that allows unshare, setns, pivot_root and the calls that mount"
         )
     if error.errno == errno.EPERM:
         return f"not allowed on {node}: a chroot, a container's seccomp filter or a security module forbids it"
@@ -61,8 +62,8 @@ def too_revealing() -> str:
     if not any(mount.target.startswith("/proc/") and mount.fstype in covers for mount in mountinfo.read()):
         return ""
     return (
-        "parts of /proc are covered here, as in a pod: procMount: Unmasked with hostUsers: false, or privileged: true, "
-        "in its securityContext"
+        "parts of /proc are covered here, as in a pod: set privileged: true in its securityContext, or "
+        "procMount: Unmasked there and hostUsers: false in its spec"
     )
 
 

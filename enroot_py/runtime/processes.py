@@ -23,8 +23,8 @@ _NAMESPACES = ("user", "cgroup", "ipc", "uts", "net", "pid", "mnt")
 UNKNOWN = "<unknown>"
 _NS_GET_USERNS, _NS_GET_OWNER_UID = 0xB701, 0xB704  # ioctl_ns(2)
 _ROOT_BYTES = 256  # number of bytes to read from mountinfo at a time
-_MAX_READS = 100  # repetitions for a directory that changes meanwhile
-_FUSE = "fuse-overlayfs:"  # fuseoverlay.py puts this before the path
+_MAX_READS = 100  # repetitions of a comparison while the directory changes
+_FUSE = "fuse-overlayfs:"  # prefix of the mount source of fuseoverlay.py
 _BATCH = "4294967291"
 STEPS = {_BATCH: "batch", "4294967290": "interactive"}  # SLURM_BATCH_SCRIPT, SLURM_INTERACTIVE_STEP of slurm.h
 
@@ -68,7 +68,7 @@ def running(settings: Settings) -> list[Process]:
 
 
 def by_mount_namespace() -> dict[int, list[int]]:
-    """Return the processes that this process may inspect, by mount namespace, except those of its own namespace."""
+    """Return mount namespace -> processes that this process may inspect, without this process's mount namespace."""
     spaces: dict[str, list[int]] = {}
     for entry in os.listdir("/proc"):
         if entry.isdecimal():
@@ -81,7 +81,7 @@ def by_mount_namespace() -> dict[int, list[int]]:
 
 
 def _oldest(pids: list[int], space: int, settings: Settings) -> Process | None:
-    """Return the oldest process of a mount namespace that is in a container of the user, or None."""
+    """Return the oldest of ``pids`` (of one mount namespace) that is in a container of the user, or None."""
     ages = []
     for pid in pids:
         try:
@@ -104,22 +104,22 @@ def inode(pid: int, namespace: str) -> int:
 
 
 def container_of(pid: int, settings: Settings) -> str | None:
-    """Return the name of the user's container in which ``pid`` runs, or UNKNOWN, or None if there is none.
+    """Return the name of the user's container in which ``pid`` runs.
 
-    Raises OSError.
+    Returns UNKNOWN if the container has no name, or None if ``pid`` is in no container of the user. Raises OSError.
     """
     name = _container(pid, settings)
     return name if name is not None and _is_own(pid) else None
 
 
 def _container(pid: int, settings: Settings) -> str | None:
-    """Return the name of the container whose root is the root mount of ``pid``, UNKNOWN, or None if there is none."""
+    """Do the same as container_of(), but do not check the user: the root mount of ``pid`` names its container."""
     root = _root_mount(pid)
     if root is None:
         return None
     data, fuse = settings.data_path + "/", root.source.startswith(_FUSE)
     if not fuse and root.fstype != "overlay":
-        # mountinfo names a bound directory from the root of its file system, which may be mounted anywhere.
+        # mountinfo shows the path of a bound directory within its file system, which may be mounted anywhere.
         name = root.root.rpartition("/")[2]
         return name if name and _is_root(pid, data + name) else None
     options = [("userxattr", ""), ("upperdir", root.source.removeprefix(_FUSE))] if fuse else root.settings()
@@ -167,9 +167,9 @@ def changing(upper: str) -> Process | None:
 
 
 def _changes(pid: int, upper: str) -> bool:
-    """Return whether the overlay of a process has the directory ``upper``, not a removed directory of that name.
+    """Return whether the overlay of a process uses the directory ``upper``, not a removed directory of that name.
 
-    The root of an overlay has the times of its upper directory, and nobody can set a ctime: inode(7).
+    Compares ctimes: the root of an overlay has the times of its upper directory, and nobody can set a ctime, inode(7).
     """
     try:
         for _ in range(_MAX_READS):
@@ -203,14 +203,14 @@ def find(target: str, settings: Settings) -> int:
             pass  # another user's process: the target may be a job with the same number
         else:
             if outside:
-                hint = f"penroot list --fancy shows running containers; a step of a job: penroot exec {pid}.0"
+                hint = f"penroot list --fancy shows running containers; to join a step of a job: penroot exec {pid}.0"
                 raise ContainerError(f"process {pid} is not in a container", hint=hint)
             return pid
     if member := _of_record(target, settings) or _named(target, settings):
         return member
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}"):
-            if process.name == target and not target.startswith("pyxis_"):  # no hint for a step: it would remain
+            if process.name == target and not target.startswith("pyxis_"):  # a step's hint would never be removed
                 named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
     if member := _of_job(target, settings):
@@ -233,7 +233,7 @@ def _of_record(name: str, settings: Settings) -> int:
 
 
 def inside(pid: int, settings: Settings) -> int:
-    """Return ``pid`` if it is in a container, else its child in a container, else 0. ``pid`` may wait for the child."""
+    """Return ``pid`` if it is in a container, else its child in a container, for which ``pid`` waits, else 0."""
     return next((each for each in (pid, *proc.children(pid)) if pid and is_inside(each, settings)), 0)
 
 
@@ -259,7 +259,7 @@ def _named(name: str, settings: Settings) -> int:
 
 
 def _of_job(target: str, settings: Settings) -> int:
-    """Return a process in a container of a Slurm JOBID[.STEPID], or 0. squeue has names for some steps: STEPS."""
+    """Return a process in a container of a Slurm JOBID[.STEPID], or 0. squeue shows names for some steps: STEPS."""
     job, _, step = target.partition(".")
     if not job.isdecimal():
         return 0
@@ -289,7 +289,7 @@ def owner_of(space: int) -> int:
 
 
 def _is_own(pid: int) -> bool:
-    """Return whether the user made the container of a process: anybody can choose a mount's name. Raises OSError."""
+    """Return whether the user made the container of a process. Anybody can choose a mount's name. Raises OSError."""
     with Fd(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)) as space:
         return os.path.samestat(os.fstat(space), os.stat("/proc/self/ns/user")) or owner_of(space) == os.geteuid()
 
@@ -297,7 +297,7 @@ def _is_own(pid: int) -> bool:
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     """Open the namespaces of ``pid`` that are not this process's, in the order in which they can be joined.
 
-    The mount namespace must be ``mnt``, unless that is 0. Raises OSError.
+    ``mnt`` is the required inode number of the mount namespace, or 0 for any. Raises OSError.
     """
     if mnt and inode(pid, "mnt") != mnt:
         raise ProcessLookupError(pid)

@@ -1,8 +1,8 @@
 """MPI ranks: get the launcher's variables, and share one container between the ranks of a node.
 
 UCX and cross-memory attach work only within one user namespace, so ranks that a launcher starts one by one join the
-container of the first rank. The container ends with its last rank. A rank locks the record while it makes or joins the
-container.
+container of the first rank. The container ends with its last rank. A record (a file) lists the ranks in the container.
+A rank locks the record while it makes or joins the container.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Record:
     def join(self) -> tuple[dict[str, str], list[str]] | None:
         """Enter the container of the other ranks. Return its variables, and the names of variables with a known origin.
 
-        Return None if the container does not run, or if this rank is in it already. This rank then makes a container.
+        Return None if the container does not run, or if this rank is in it already: then the caller makes a container.
         """
         try:
             self._members, space, umask, variables, origins = marshal.loads(os.pread(self._fd, 1 << 24, 0))
@@ -98,7 +98,7 @@ class Record:
             try:
                 spaces = processes.namespaces(pid, space)
             except OSError:
-                continue  # this rank is ending
+                continue  # that rank is ending
             self._write(space, umask, variables, origins)
             processes.enter(spaces, pid, new_keyring=self._new_keyring)
             os.chdir("/")
@@ -108,7 +108,7 @@ class Record:
         return None
 
     def keep(self, variables: Mapping[str, str], origins: Mapping[str, str], own_names: Iterable[str]) -> None:
-        """Admit the other ranks to this first rank's container. Variables in ``own_names`` are not shared."""
+        """Let the other ranks join the container of this first rank. Do not pass them the variables ``own_names``."""
         if self._fd < 0:
             return
         umask = os.umask(0o022)
@@ -117,7 +117,7 @@ class Record:
         self._write(processes.inode(os.getpid(), "mnt"), umask, shared, [key for key in origins if key in shared])
 
     def sweep(self) -> None:
-        """Remove records of ended launchers that have no session directory, such as Hydra."""
+        """Remove records of ended launchers without a session directory, for example of Hydra."""
         for name in os.listdir(self._directory):
             words = name.split("-")
             if words[0] == "ranks" and len(words) == 4 and _has_ended(int(words[1]), int(words[2])):

@@ -1,8 +1,8 @@
 """The root file system of a container, mounted at one place in a new mount namespace.
 
 The root is an overlay over layer trees, over a FUSE-mounted squashfs, or over a plain directory. A writable plain
-directory is used as it is. A private tmpfs has what the start writes to a read-only container, and all changes of a
-writable container that does not keep them.
+directory is used as it is. A private tmpfs holds the files that a start writes to a read-only container, and all
+changes of a writable container that does not keep its changes.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.squashfuse import Server
 
 _MOUNT_OPTIONS_BYTES = 4096  # a page, with the final NUL: mount(2)
-_MAX_LABEL_BYTES = 80  # of the label that names a step's container
+_MAX_LABEL_BYTES = 80  # of Source.label, the name of a step's container
 _MAX_PATH_END_BYTES = 80  # enough for the part of a layer's or an image's path below the store
 _WRITTEN = ("etc",)  # directories that every start writes to
 _USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")  # directories that every start uses
@@ -31,15 +31,15 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 
 
 class Source:
-    """The source of a root file system: directories from top to bottom, or one squashfs image.
+    """The source of a root file system: layer directories (topmost first), a squashfs image, or a plain directory.
 
-    The image begins at ``offset`` of its file, as in a bundle. It is the lowest layer, below ``lowerdirs``. A container
-    that keeps its changes has the directory ``changes``, with the changes in ``upper``. Any other writable container
-    keeps its changes in memory. ``shared`` is the detached root mount of the same container if it runs already, else
-    -1. If the container ``lends`` its root to later steps, enter() sets ``shared``. ``served`` is a detached mount of
-    the image whose server runs already, else -1. An overlay shows ``label`` as its source: this names a container
-    without a directory. With ``is_volatile``, the changes disappear with the container, so the kernel does not write
-    them to the disk at the end.
+    The image begins at ``offset`` of its file: in a bundle, a script comes before the image. The image is the lowest
+    layer, below ``lowerdirs``. A container that keeps its changes has the directory ``changes``, with the changes in
+    ``upper``. Any other writable container keeps its changes in memory. If the container runs already, ``shared`` is a
+    detached mount of its root, else -1. If the container ``lends`` its root to later steps, enter() sets ``shared``. If
+    the server of the image runs already, ``served`` is a detached mount of the image, else -1. mountinfo shows
+    ``label`` as the source of the overlay: it names a container without a directory. With ``is_volatile``, the changes
+    disappear with the container, so the kernel does not write them to the disk at the end.
     """
 
     __slots__ = (
@@ -79,7 +79,7 @@ class Source:
 
     @property
     def upper(self) -> str:
-        """Return the upper directory, or "" if changes are lost."""
+        """Return the upper directory, or "" if the container does not keep its changes."""
         return self.changes and self.changes + "/upper"
 
     @property
@@ -89,13 +89,13 @@ class Source:
 
     @property
     def facts(self) -> dict[str, str]:
-        """Return the fields of an event record."""
+        """Return the fields of an event record (features/records) that name this source."""
         if self.directory or self.upper:
             return {"container": self.name}
         return {"image": self.image} if self.image else {}
 
     def mount_point(self, scratch: str) -> str:
-        """Return the mount point beneath ``scratch``/root; hooks take a container's name from its end."""
+        """Return the mount point beneath ``scratch``/root. Hooks take the container's name from the end of the path."""
         return f"{scratch}/root/{self.name if self.directory or self.upper else 'overlay'}"
 
     def describe(self) -> str:
@@ -107,7 +107,7 @@ class Source:
 
 
 def make_scratch(settings: Settings) -> str:
-    """Return the directory beneath which a start mounts, in its own namespace. Raises ContainerError.
+    """Return the directory beneath which a start mounts, in its own mount namespace. Raises ContainerError.
 
     Other users cannot replace this directory. If they could replace ENROOT_RUNTIME_PATH, return a private directory.
     """
@@ -151,10 +151,10 @@ def hide(scratch: str) -> None:
 
 
 def mount(source: Source, scratch: str, server: Server | None, *, writable: bool, made: int = -1) -> int:
-    """Mount ``source`` on its mount point and return that directory as a file descriptor.
+    """Mount ``source`` on its mount point and return a descriptor of the mount point.
 
-    A squashfs image has a ``server``. ``made`` is the detached mount of a root that is mounted already, or -1. Raises
-    ContainerError, ImageError.
+    ``server`` serves a squashfs image, or is None. ``made`` is the detached mount of a root that is mounted already, or
+    -1. Raises ContainerError, ImageError.
     """
     root = source.mount_point(scratch)
     os.mkdir(root, 0o755)
@@ -187,12 +187,12 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
 
 
 def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
-    """Create directories in ``upper``, a tmpfs, with the modes that they have in ``lower``.
+    """Create directories in ``upper``, a tmpfs, with the modes that they have in ``lower``. This saves time.
 
-    With a FUSE server, each of them saves requests that wake the server: six for attributes and flags when a hook
-    writes there, and one for the origin of a directory that only one layer has. Without a server, each saves the kernel
-    the copy of the directory at the first write. Directories that the image lacks, or that belong to another user, are
-    left to the kernel.
+    With a FUSE server, each directory saves requests that wake the server: six requests for attributes and flags when
+    a hook writes there, and one request for the origin of a directory that only one layer has. Without a server, the
+    kernel need not copy the directory at the first write. Directories that the image lacks, or that belong to another
+    user, are left to the kernel.
     """
     own_ids = os.geteuid(), os.getegid()
     for name in names:
@@ -209,9 +209,9 @@ def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
 def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str], label: str = "") -> int:
     """Create an overlay as a detached mount; ``lowerdirs`` from top to bottom. Raises OSError.
 
-    Without ``upper``, the overlay is read-only. The source of the mount is the ``label``. If proc_pid_mountinfo(5)
-    shows descriptors instead of long paths, the source also has the ends of the first long paths. Source: the kernel's
-    filesystems/overlayfs.
+    Without ``upper``, the overlay is read-only. ``label`` becomes the source of the mount. Long paths are passed as
+    descriptors, which proc_pid_mountinfo(5) then shows. So the source of the mount also has the ends of the first long
+    paths. Reference: the kernel's filesystems/overlayfs.
     """
     if not upper and len(lowerdirs) == 1:
         return bind(lowerdirs[0])
@@ -230,7 +230,7 @@ def overlay(lowerdirs: tuple[str, ...], upper: str, work: str, options: list[str
 
 
 class _ShortNames:
-    """Short names for directories, valid within the ``with``."""
+    """Short names for directories, valid within the ``with`` block."""
 
     def __init__(self) -> None:
         self._ends: list[str] = []
@@ -295,7 +295,7 @@ def bind(directory: str) -> int:
 
 
 def lend(root: str) -> int:
-    """Clone the root mount without the mounts beneath it, before it is sealed and before mounts are locked.
+    """Clone the root mount without the mounts beneath it. Call this before seal(), and before mounts are locked.
 
     Two overlays with one upperdir have undefined behaviour, but one overlay can be mounted twice: the kernel's
     filesystems/overlayfs, "Sharing and copying layers". Returns -1 for a plain directory in which the host has mounts,
@@ -345,9 +345,10 @@ def is_on_initramfs() -> bool:
 def _cover_initramfs() -> None:
     """Mount the working directory over / and make it the root, as switch_root(8) does. Raises OSError.
 
-    chroot(2) confines no program, but the mount does: a path through "/", ".." or setns(2) ends at the topmost mount of
-    /. Removing that mount needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace. A program in a
-    container lacks this capability, and namespaces that the program creates lock the mount: mount_namespaces(7).
+    chroot(2) alone confines no program, but a mount over / does: a path through "/", ".." or setns(2) ends at the
+    topmost mount of /. Removing that mount needs CAP_SYS_ADMIN in the user namespace that owns the mount namespace. A
+    program in a container lacks this capability, and namespaces that the program creates lock the mount:
+    mount_namespaces(7).
     """
     linux.mount(".", "/", None, linux.MS_MOVE)
     import_no_files()
@@ -358,7 +359,7 @@ def _cover_initramfs() -> None:
 def import_no_files() -> None:
     """Stop importing modules from files. Call this before an image's files replace the node's.
 
-    Otherwise a module in the image would run in this process, with the node's descriptors, before it is confined.
+    Otherwise this process could run a module of the image, with the node's descriptors and before it is confined.
     """
     sys.meta_path[:] = [BuiltinImporter, FrozenImporter]
 

@@ -1,4 +1,4 @@
-"""Recognise secrets among the caller's variables. Imported only if an image asks for variables."""
+"""Recognise secrets among the caller's variables. Imported only if an image asks for ``${VAR}``."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ SECRET_WORDS = frozenset(  # a whole word of a name
     "AUTH BEARER CRED CREDS DSN KEY KEYS OTP PASS PASSKEY PAT PSK PW PWD SAS SIG SIGNATURE".split()
 )
 SECRET_ENDS = ("PASS", "PW", "PWD")  # the end of a longer word
-HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # words with these ends that name no secret
+HARMLESS_WORDS = frozenset("BYPASS COMPASS OLDPWD".split())  # words with such an end that name no secret
 SECRET_PARTS = (  # anywhere in a name
     *("TOKEN", "SECRET", "PASSW", "PASSPHRASE", "PASSCODE", "CREDENTIAL", "WEBHOOK"),
     *("JWT", "COOKIE", "AUTHORIZATION"),
@@ -22,7 +22,7 @@ _DIGESTS = ("sha256:", "sha512:")  # after the "@" of an image reference
 
 
 def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
-    """Return ``host`` without the secrets that ``text``, an image's /etc/environment, names. Warn about each."""
+    """Return ``host`` without secrets for which ``text``, an image's /etc/environment, asks. Warn about each."""
     kept = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
         del kept[name]

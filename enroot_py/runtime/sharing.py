@@ -2,14 +2,14 @@
 
 The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that. A
 later start of the same file enters the server's user namespace, and mounts the file system once more through the
-server's /dev/fuse: the kernel returns the existing file system, with its caches. Source: fuse_get_tree() since Linux
-5.15.
+server's /dev/fuse: the kernel returns the existing file system, with its caches. This needs Linux 5.15:
+fuse_get_tree().
 
-- No process counts the containers: the kernel ends the connection with the last mount, and thereby the server. A start
-  that comes too late gets an error from mount(2), and starts its own server.
-- The only lock is flock(2) of an entry, RUNTIME_PATH/servers/NNN. A start that takes the lock passes the descriptor to
-  its server and closes its own copy: the kernel releases the lock when the server ends. A start waits for at most
-  _SERVER_TIMEOUT_S.
+- No process counts the containers. With the last mount, the kernel ends the FUSE connection, and then the server ends.
+  A start that comes too late gets an error from mount(2), and starts its own server.
+- The only lock is flock(2) of an entry: a file RUNTIME_PATH/servers/NNN. A start that takes the lock passes the
+  descriptor to its server and closes its own copy: the kernel releases the lock when the server ends. Another start
+  waits for the server for at most _SERVER_TIMEOUT_S.
 - The entry holds a PID. The server has this PID or one of the PIDs after it. The PID is only a hint, because programs
   in a container may have the directory mounted and can change it: _device() checks that a process is the server.
 - A server dies with its control group and is charged to it. So containers share a server only within a control group:
@@ -26,11 +26,11 @@ from enroot_py.base import linux, paths, proc
 from enroot_py.base.fds import Fd
 
 _MAX_FILES = 4096  # entries of a user: files of 7 bytes, which later images reuse
-_MAX_PID_DISTANCE = 64  # libfuse forks the server, so its PID follows the PID of the started process
-_SERVER_TIMEOUT_S = 2.0  # how long to wait for a server that another start begins: on a busy node it takes 0.2 s
+_MAX_PID_DISTANCE = 64  # libfuse forks the server, so the server's PID follows the PID of the started process
+_SERVER_TIMEOUT_S = 2.0  # for a server that another start starts, which takes 0.2 s on a busy node
 _TICK_S = 0.001
 _PID_DIGITS = 7
-_NO_PID = 0  # the server was not found
+_NO_PID = 0  # in an entry whose server was not found
 _NS_GET_PARENT = 0xB702  # ioctl_ns(2)
 _FUSE_DEVICE = os.makedev(10, 229)
 
@@ -38,7 +38,7 @@ _FUSE_DEVICE = os.makedev(10, 229)
 class Entry:
     """The entry of an image file: its running server, or the lock for a new server.
 
-    ``pidfd`` is the running server, ``lock`` the descriptor that a new server must inherit. Each may be -1.
+    ``pidfd`` is the running server. ``lock`` is the descriptor that a new server must inherit. Each may be -1.
     """
 
     __slots__ = ("key", "lock", "pid", "pidfd", "_device")
@@ -101,12 +101,12 @@ def find(image: str, offset: int, scratch: str) -> Entry | None:
                 time.sleep(_TICK_S)
             _write(file, _NO_PID)  # the next start does not wait for this server
     except (OSError, ValueError):
-        pass  # out of descriptors, or others can write to the directory: start without sharing
+        pass  # no descriptors left, or the entry is damaged: start without sharing
     return None
 
 
 def _key(state: os.stat_result, offset: int) -> str:
-    """Return a key for the content of a file, and for the limits that a server inherits from this process."""
+    """Return a key for a version of a file, and for the limits and control group that a server inherits."""
     facts = *paths.version(state), offset
     limits = os.getpriority(os.PRIO_PROCESS, 0), os.sched_getscheduler(0), sorted(os.sched_getaffinity(0))
     text = f"{facts} {limits}\n{_group()}\n{_read('/proc/self/limits')}"
@@ -142,7 +142,7 @@ def _write(file: int, pid: int) -> None:
 
 
 def _find_server(entry: Entry, file: int, state: os.stat_result) -> bool:
-    """Look for the server of a locked entry. Return whether to look again, as the server may not be recorded yet."""
+    """Look for the server that locked an entry. Return True to look again: the server may not be recorded yet."""
     text = os.pread(file, _PID_DIGITS, 0)
     if not text:
         return True

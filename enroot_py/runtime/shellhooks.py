@@ -1,6 +1,6 @@
 """Run bash hooks of a site or a user, and configuration scripts of ``start --conf``.
 
-Apart from the container's program, nothing else in a start runs a shell. The scripts run in the container's namespaces
+Except for the container's program, no other part of a start runs a shell. The scripts run in the container's namespaces
 before pivot_root(2), with all capabilities there, as in enroot. Source: enroot(1), configuration.
 """
 
@@ -56,7 +56,8 @@ def directives(conf: str, host: Mapping[str, str]) -> dict[str, tuple[str, str]]
 class Scripts:
     """The bash processes of one start: hooks and the configuration script.
 
-    Each script sees what earlier scripts wrote to ENROOT_ENVIRON and ENROOT_MOUNTS, and changes of Python hooks.
+    Each script sees what earlier scripts wrote to the files ENROOT_ENVIRON and ENROOT_MOUNTS, and which variables
+    Python hooks changed.
     """
 
     def __init__(self, context: hooks.Context, scratch: str) -> None:
@@ -66,8 +67,8 @@ class Scripts:
         for name in ("environ", "fstab", "mounts"):
             os.close(os.open(f"{self._out}/{name}", os.O_CREAT | os.O_WRONLY | os.O_CLOEXEC, 0o644))
         self._exported = _environ(context, self._out)
-        self._variables: dict[str, str] = {}  # the container's variables when the file was last read
-        self._lines: dict[str, str] = {}  # the lines of the file at that time
+        self._variables: dict[str, str] = {}  # the container's variables when ENROOT_ENVIRON was last read
+        self._lines: dict[str, str] = {}  # the lines of ENROOT_ENVIRON at that time
         self._conf = ""
         self._shell = 0
 
@@ -103,7 +104,7 @@ class Scripts:
     def finish(self) -> tuple[list[Mount], str | None]:
         """After the hooks, run hooks() and mounts() of the configuration script, and take the text of its rc().
 
-        Returns the mounts to add after the system's, and the text or None. Raises PenrootError.
+        Returns the mounts to add after the system mounts, and the text or None. Raises PenrootError.
         """
         self._run_function("hooks")
         context = self._context
@@ -193,7 +194,7 @@ class Scripts:
 
 
 def _writable(variables: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables that can be written as a line of a file."""
+    """Return the variables that can be a line of ENROOT_ENVIRON."""
     return {
         key: value
         for key, value in variables.items()
@@ -207,7 +208,7 @@ def _environ(context: hooks.Context, out: str) -> dict[str, str]:
     for variable, setting in all_settings().items():
         text = context.settings.text(setting)
         if setting.kind.startswith("bool"):
-            # Hooks test [ -n "${ENROOT_X-}" ], so "no" must be unset.
+            # Hooks test [ -n "${ENROOT_X-}" ], so unset a variable that is "no".
             exported.pop(variable, None)
             if setting.parse(text):
                 exported[variable] = "y"
@@ -253,7 +254,7 @@ def _spawn(argv: list[str], variables: dict[str, str], *, stderr: int = -1, of_c
         except OSError as e:
             if e.errno != ENOEXEC:
                 raise
-            os.execve(_BASH, [_BASH, *argv], variables)  # no #! line: run it with a shell, as a shell does
+            os.execve(_BASH, [_BASH, *argv], variables)  # no #! line: run it with bash, as bash would
     except OSError as e:
         os.write(2, f"[ERROR] cannot run {argv[0]}: {e.strerror}\n".encode())
     finally:

@@ -1,6 +1,7 @@
 """Run Python hooks of a site or a user in this process. Turn their os._exit() and os.exec*() into errors.
 
-In a step, capture their stderr, and keep only a bounded part of it. Imported only for such hooks.
+In a step, capture their stderr, and keep only a bounded part of it. A start without such hooks does not import this
+module.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ def _captured(function: Callable[..., T], *arguments: object) -> T:
 
 
 class _Redirected:
-    """Redirect stderr to a pipe within the ``with``. A thread reads the pipe, so no writer blocks."""
+    """Redirect stderr to a pipe within the ``with`` block. A thread reads the pipe, so no writer blocks."""
 
     def __init__(self, output: capture.Capture) -> None:
         self._output = output

@@ -1,4 +1,4 @@
-"""Serve squashfs images by FUSE: mount, and pass the descriptor to squashfuse. Source: fuse(4), squashfuse(1)."""
+"""Mount squashfs images by FUSE, and start squashfuse as their server. Sources: fuse(4), squashfuse(1)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.sharing import Entry
 
 _TICK_S = 0.1
-_STOPPED_AFTER_S = 3  # give up a server that is stopped for longer while it starts
+_STOPPED_AFTER_S = 3  # give up a starting server that is stopped for a longer time
 _START_TIMEOUT_S = 60  # the image may be on a slow file system
 _READ_AHEAD_WINDOW_BYTES = 128 << 10  # of a FUSE mount
 SERVER_FDS = 8  # open files that a server needs
@@ -30,7 +30,7 @@ _ENVIRON = {
     "MALLOC_TOP_PAD_": "1048576",
 }
 
-# By default, the kernel asks squashfuse_ll only once for a name, but asks squashfuse again after a second.
+# With these options, the kernel asks squashfuse only once for a name, not every second. squashfuse_ll needs no options.
 _KEEP_NAMES = ("-o", "entry_timeout=31536000,attr_timeout=31536000")  # seconds
 
 INSTEAD = "penroot create IMAGE; ENROOT_UNPACK=yes"
@@ -42,9 +42,9 @@ _served = ""  # the image that this process has mounted
 class Server:
     """The FUSE server of a squashfs image, and its detached mount.
 
-    Create the server in a mount namespace that the container then leaves: the server stays there and pins no mount.
-    The server starts while the caller continues. It ends with the FUSE connection, which the kernel ends with the last
-    process of the container. Containers of one file may share a server: sharing.py.
+    Create the server in a mount namespace that this process leaves later: the server stays there, and so keeps no mount
+    of the container in use. The server starts while the caller continues. It ends with the FUSE connection, which the
+    kernel ends with the last process of the container. Containers of one image file may share a server: sharing.py.
     """
 
     def __init__(
@@ -55,8 +55,8 @@ class Server:
         Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
 
         The image begins at ``offset`` of its file. A new server is recorded in ``entry``. ``opened`` is the descriptor
-        of a data file, or -1. For a ``superuser``, the kernel checks the modes of a data file, and files have their
-        owners. For other users, all files belong to the user, as in an unpacked image.
+        of a squashfs file that is mounted as data (data.py), or -1. For a ``superuser``, files keep their owners, and
+        the kernel checks modes in data too. For other users, all files belong to the user, as in an unpacked image.
         """
         self._note(image, is_root=opened < 0)
         self._lifeline = hostfiles.lifelines.get(image, -1)
@@ -113,12 +113,12 @@ class Server:
         return joined
 
     def attach(self, target: str) -> None:
-        """Attach the mount to ``target`` when the server runs. Raises ImageError if it does not."""
+        """Wait until the server runs, and attach the mount to ``target``. Raises ImageError if the server fails."""
         self.wait()
         mounting.attach_at(self._mount, target)
 
     def wait(self) -> None:
-        """Wait until the server runs. Raises ImageError if it does not."""
+        """Wait until the server runs. Raises ImageError if the server fails."""
         self.await_start()
         if self.failure:
             raise self.failure
@@ -150,8 +150,8 @@ class Server:
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Make the server decompress a program while this process continues.
 
-        Otherwise execve(2) would wait for each page. A dynamic program also gets its loader and the C library beside
-        the loader. ``search`` is the PATH.
+        Otherwise execve(2) would wait for each page. For a dynamic program, also decompress the loader and the C
+        library beside the loader. ``search`` is the PATH.
         """
         for directory in ("",) if "/" in program else search.split(":"):
             try:
@@ -201,9 +201,10 @@ def report_killed(image: str = "") -> None:
 
 
 def _fault() -> int | None:
-    """Return the errno of a root file system with unreadable names: EIO if damaged, ENOTCONN if the server is gone.
+    """Look for unreadable names in the root file system. Return the errno, or None if there are none.
 
-    squashfuse returns ENOENT for a damaged inode, so a directory may list names that cannot be found.
+    EIO: the image is damaged. ENOTCONN: the server is gone. squashfuse returns ENOENT for a damaged inode, so a
+    directory may list names that cannot be found.
     """
     for directory in ("/", "/bin", "/usr", "/usr/bin", "/etc"):
         try:
@@ -271,12 +272,12 @@ def wait_for(starter: int) -> int:
 def _spawn(command: list[str], fds: set[int]) -> int:
     """Start a FUSE server that becomes a daemon, with the open descriptors ``fds``. Return the process to wait for.
 
-    Do not fork: fork(2) takes a millisecond in a Python process. Ignore a descriptor of -1.
+    A descriptor of -1 is ignored. This uses posix_spawn(3), because fork(2) takes a millisecond in a Python process.
     """
     actions: list[tuple[object, ...]] = [(os.POSIX_SPAWN_OPEN, 0, "/dev/null", os.O_RDWR, 0)]
     actions += [(os.POSIX_SPAWN_DUP2, 0, 1), (os.POSIX_SPAWN_DUP2, 0, 2)]
-    # The server must not keep a pipe of the caller open. POSIX_SPAWN_CLOSE fails for descriptors above the limit of
-    # open files: posix_spawn(3).
+    # The server must not keep a pipe of the caller open, so let execve(2) close other descriptors. POSIX_SPAWN_CLOSE
+    # fails for descriptors above the limit of open files: posix_spawn(3).
     changed = [(fd, True) for fd in map(int, os.listdir("/proc/self/fd")) if fd > 2 and _is_inheritable(fd)]
     changed += [(fd, False) for fd in fds if fd >= 0]
     for fd, inheritable in changed:
@@ -332,9 +333,9 @@ def _takes_owner(program: str) -> bool:
 
 
 def open_device(instead: str) -> Fd:
-    """Open /dev/fuse in the user namespace of the mount: fuse(4). Raises NamespaceError.
+    """Open /dev/fuse. Call this in the user namespace that mounts: fuse(4). Raises NamespaceError.
 
-    ``instead`` names, for the hint, a command that works without /dev/fuse.
+    ``instead`` is for the hint: a command or setting that works without /dev/fuse.
     """
     try:
         return Fd(os.open("/dev/fuse", os.O_RDWR | os.O_CLOEXEC))

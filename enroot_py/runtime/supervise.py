@@ -30,7 +30,7 @@ _MAX_CHECKS = 200  # checks of a running program, a millisecond apart
 
 
 def fork() -> int:
-    """Fork a child for wait(). From now on no signal ends the parent, and the child ends with the parent."""
+    """Fork a child for wait(). The parent blocks the signals that wait() forwards. The child ends with the parent."""
     mask, child = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE), 0
     lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # only the parent keeps ``held`` open
     try:
@@ -64,7 +64,7 @@ def wait(child: int) -> int:
 
     If the child stops, stop too: the caller's shell then sees a stopped job. SIGCONT continues both.
     """
-    signals.restore()  # the kernel drops signals that are ignored
+    signals.restore()  # the kernel would drop ignored signals, and nobody could forward them
     while True:
         pid, status = os.waitpid(child, os.WNOHANG | os.WUNTRACED)
         if pid and not os.WIFSTOPPED(status):
@@ -73,15 +73,15 @@ def wait(child: int) -> int:
         if pid:
             os.kill(os.getpid(), SIGSTOP)
         caught = sigwaitinfo(signals.CATCHABLE)
-        if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # a SIGCHLD that a process has sent
+        if caught.si_signo != SIGCHLD or caught.si_code <= 0:  # forward SIGCHLD only if a process has sent it
             _forward(child, caught.si_signo, from_kernel=caught.si_code == _SI_KERNEL)
 
 
 def guard(timeout_s: float | None) -> int:
-    """Continue this process in a grandchild, and return the child between them for wait(). Returns 0 in the grandchild.
+    """Continue this process in a grandchild, and return 0 there. Here, return the child between the two, for wait().
 
-    The child is c_shims/programs/guard.c. When this process has ended, or after ``timeout_s`` seconds, it kills the
-    grandchild and all processes that the grandchild has started. Raises OSError.
+    The child is c_shims/programs/guard.c. When this process has ended, or after ``timeout_s`` seconds, the child kills
+    the grandchild and all processes that the grandchild has started. Raises OSError.
     """
     mask = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)
     lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # only this process keeps ``held`` open
@@ -122,7 +122,7 @@ def _forward(child: int, number: int, *, from_kernel: bool) -> None:
 def ignores_default(child: int, number: int) -> bool:
     """Return whether ``child`` has the default action for a signal and is the first process of its PID namespace.
 
-    The kernel then drops the signal, unless it is SIGSTOP or SIGKILL of the parent namespace: pid_namespaces(7).
+    The kernel then drops the signal, unless it is SIGSTOP or SIGKILL from the parent namespace: pid_namespaces(7).
     """
     from time import sleep
 

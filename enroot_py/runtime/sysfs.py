@@ -18,7 +18,7 @@ _OPTIONS = ("x-create=dir", "ro", "nosuid", "nodev", "noexec", "private")
 
 
 def of_caller() -> Mount | None:
-    """Return a mount of /sys for the caller's network, or None if /sys shows it or the kernel refuses it."""
+    """Return a mount of /sys for the caller's network, or None if the present /sys shows it or the mount fails."""
     try:
         if set(os.listdir("/sys/class/net")) <= _devices():
             return None
@@ -26,7 +26,7 @@ def of_caller() -> Mount | None:
         return None
     for enter in (None, linux.CLONE_NEWNS):
         try:
-            if enter:  # a mount namespace that this user namespace owns: mount_namespaces(7)
+            if enter:  # the mount needs a mount namespace that this user namespace owns: mount_namespaces(7)
                 namespaces.unshare(enter)
             sysfs = Mount("sysfs", "/sys", "sysfs", _OPTIONS, -1, "the caller's network namespace")
             sysfs.detached = mounting.mount_filesystem("sysfs", "sysfs", [], sysfs.attributes)

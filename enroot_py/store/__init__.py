@@ -1,4 +1,4 @@
 """Files on disk: layers and images by digest, squashfs files, containers.
 
-Imports base, config, registry and runtime.
+Its modules import base, config, registry and runtime.
 """

@@ -2,7 +2,7 @@
 
 Nodes may share the data path, for example in home directories on a file server. A running step holds flock(2) on the
 file ``.NAME.node`` beside the container NAME. The file names the step's node. If another node holds the lock, this
-node uses NAME@NODE instead. Within a node, the mounts show which process changes a container.
+node uses the container NAME@NODE. Within a node, the mounts show which process changes a container.
 Source: the kernel's filesystems/overlayfs, "Sharing and copying layers".
 """
 
@@ -57,7 +57,7 @@ class Claim:
                 if flock(fd):
                     is_foreign = _node(fd) not in ("", node)
                     if is_foreign and not kept and os.path.lexists(f"{data_path}/{name}"):
-                        return False  # the other node's helper was killed; that node will remove the container
+                        return False  # the other node's helper process was killed; that node will remove the container
                     if is_at(fd, path):
                         os.ftruncate(fd, os.pwrite(fd, os.fsencode(node), 0))
                 # Share the lock with other steps of this node. Exclusive locks are held only briefly: wait for them.

@@ -68,7 +68,7 @@ def _merged(store: Store, diff_ids: Sequence[str], indexes: Sequence[Index]) -> 
 
 
 def compose(directory: str, manifest: Manifest, config: ImageConfig, stack: Stack, provenance: str) -> None:
-    """Write head, manifest, config and stack of an image into ``directory``. Raises ImageError, OSError."""
+    """Write head, manifest, config and stack (layout.py) of an image into ``directory``. Raises ImageError, OSError."""
     files = config.files(provenance)
     files["rc.local"] += etc.write_digest(manifest.digest).encode()
     head = _Head(f"{directory}/{layout.HEAD}", stack, config.created)

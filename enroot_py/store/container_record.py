@@ -1,8 +1,8 @@
 """Records of containers: the file ``.penroot`` in the directory of a container over an image.
 
 A record has a line ``image DIRECTORY`` or ``squashfs FILE``. An image or a program could write such a file into the
-root of a plain-directory container. Therefore each record repeats a random word from the file ``.records`` beside the
-containers, which images and programs cannot read. On the start path.
+root of a plain-directory container. Therefore each record repeats the random word in the file ``.records`` beside the
+containers. Images and programs cannot read this file. On the start path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_RECORD_BYTES = 64 << 10
 
 
 def of(container: str) -> dict[str, str] | None:
-    """Return the record of the container in a directory, or None for a plain directory. Raises OSError."""
+    """Return the record of a container. Return None if the record is missing or has another word. Raises OSError."""
     fields = read(f"{container}/{MARK}")
     word = fields.get("word")
     return fields if word and word == text(word_file(os.path.dirname(container))).strip() else None
@@ -54,7 +54,7 @@ def word_file(data_path: str) -> str:
 
 
 def _word(data_path: str) -> str:
-    """Return the word of a data path, created if missing. Raises OSError."""
+    """Return the word of a data path, and create it if missing. Raises OSError."""
     from enroot_py.base import making
 
     path = word_file(data_path)

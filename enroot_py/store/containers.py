@@ -1,8 +1,8 @@
 """Containers on disk, under ENROOT_DATA_PATH.
 
 A plain directory is a root file system, as in enroot. A directory with a record (container_record.py) is a container
-over a stored image: ``upper`` holds its changes, and the layers stay in the store. The functions that open a container
-are on the start path. All other functions import the modules that they need when called.
+over a stored image or a squashfs file: ``upper`` holds its changes. The functions that open a container are on the
+start path. All other functions import the modules that they need when called.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def shown(target: str) -> str:
 
 
 def find_file(path: str, settings: Settings) -> Source:
-    """Return the root file system in a squashfs image. Raises ImageError if ``path`` is damaged or another file."""
+    """Return the root file system in a squashfs image. Raises ImageError if ``path`` is damaged or no squashfs."""
     pack.load(pack.IMAGE)
     from enroot_py.store.squashfs import check
 
@@ -85,7 +85,7 @@ def admit_file(path: str, settings: Settings) -> str:
 
 
 def admit_imported(uri: str, settings: Settings) -> None:
-    """Raise PolicyError if a policy rejects an image that the site's own importer is about to fetch."""
+    """Raise PolicyError if a policy rejects an image that the program of ``importer=`` (plugstack.conf) will get."""
     if settings.policies:
         from enroot_py.registry import reference
         from enroot_py.store import policies
@@ -239,7 +239,7 @@ def create(name: str, image: str, settings: Settings, uri: str = "", *, force: b
 
 
 def temporary(name: str, source: Source, settings: Settings) -> Source:
-    """Make the container ``name`` over the squashfs image of ``source`` or its shared copy. Raises ContainerError."""
+    """Make the container ``name`` over the squashfs image of ``source`` or its unpacked copy. Raises ContainerError."""
     if source.lowerdirs:
         return create(name, layout.image_over(source.lowerdirs), settings, source.name)
     return _make(name, f"squashfs {source.image}\n", settings)
@@ -253,10 +253,10 @@ def _make(
     *,
     force: bool = False,
 ) -> Source:
-    """Create a container. ``origin`` has the lines of its record that name the image.
+    """Create a container. ``origin`` has the lines of the record that name the image.
 
     ``announce`` is called with the path of the record before the container exists. A container over a stored image gets
-    copies of the image's scripts.
+    copies of files of the image: scripts.py.
     """
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:
@@ -300,7 +300,7 @@ def refuse_taken(name: str, settings: Settings, *, force: bool) -> None:
 
 
 class _New:
-    """A new container, in a ``with``: it gets its name on success, and is deleted on failure."""
+    """A new container, for a ``with``: it gets its name on success, and is deleted on failure."""
 
     def __init__(self, name: str, settings: Settings, *, force: bool) -> None:
         self._name, self._settings, self._force = name, settings, force
@@ -374,7 +374,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def refuse_running(name: str, settings: Settings) -> None:
-    """Raise ContainerError if a process or a step on another node would lose the files of the container."""
+    """Raise ContainerError if a process of this node or a step on another node would lose the container's files."""
     from enroot_py.runtime import processes
     from enroot_py.store import claims
 
@@ -419,7 +419,7 @@ def remove_if_there(name: str, settings: Settings) -> bool:
 
 
 class Trash:
-    """A container without a name, to delete. A lock protects it from sweeps by other processes."""
+    """A container whose name was taken before its deletion. A lock protects it from sweeps by other processes."""
 
     def __init__(self, path: str, replace: Callable[[], str] | None) -> None:
         """Take the name from the container at ``path``. Raises OSError.
@@ -451,7 +451,7 @@ class Trash:
 
 
 def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = None) -> Trash | None:
-    """Take the name from a container, to delete it; ``replace``: see Trash. Return None if there is no container."""
+    """Take the name from a container that will be deleted; ``replace``: see Trash. Return None without a container."""
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
     if not os.path.lexists(path):

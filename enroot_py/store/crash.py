@@ -1,10 +1,10 @@
 """Detect layers and images that a crash of the node truncated, and use only intact ones.
 
 An import does not wait for the disk, because this would double its time. It writes a mark, the file ``boot``, with the
-node's boot ID and checksums of the files beside the mark. If the mark has another boot ID, the node may have crashed:
-compare the layer or image with all its checksums before use, then rename the mark to ``checked``. Users of root's store
-(``store_form: squashfs``, world-readable) cannot rename marks. So imports by root, and imports of an image as one file,
-call syncfs(2) and rename the mark at once. On the start path.
+node's boot ID and checksums of the files beside the mark. If a process finds another boot ID in a mark, the node may
+have crashed. The process compares the layer or image with all its checksums, and renames the mark to ``checked``. Users
+of root's store (``store_form: squashfs``, world-readable) cannot rename marks. So imports by root, and imports of an
+image as one file, call syncfs(2) and rename the mark at once. On the start path.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def _unmark(*directories: str) -> None:
     for directory in directories:
         try:
             os.rename(f"{directory}/{layout.BOOT}", f"{directory}/{layout.CHECKED}")
-        except OSError as e:  # another process was faster, or the store is read-only: then every start checks again
+        except OSError as e:  # another process was faster; or the store is read-only, and every start checks again
             if e.errno not in (errno.ENOENT, errno.EACCES, errno.EPERM, errno.EROFS):
                 raise
 

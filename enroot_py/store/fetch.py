@@ -145,8 +145,8 @@ class Fetch:
             layer = layertree.unpack(stream, directory, progress=count)
         except ImageError as e:
             raise ImageError(f"{self._reference}: layer {blob.digest}: {e}", hint=e.hint) from e
-        # Check both digests, or one image could plant a layer of another image. Docker archives
-        # name layers by their diff-id, even if they are compressed.
+        # Check both digests. Otherwise one image could store a wrong layer under the diff-id of another image's layer.
+        # Docker archives name layers by their diff-id, even if the layers are compressed.
         if blob.digest not in (layer.blob_digest, diff_id):
             raise ImageError(
                 f"{self._reference}: the layer {blob.digest} came with the digest {layer.blob_digest}",

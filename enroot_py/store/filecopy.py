@@ -1,7 +1,7 @@
-"""Keep an unpacked copy of a frequently started squashfs file in the store, with the setting ``unpack``.
+"""With the setting ``unpack``, keep an unpacked copy of a squashfs file in the store, for files that are started often.
 
-The copy is an image of one layer. The image and the layer have the file's identity as digest. Therefore locks, limits
-and pruning work as for any image. On the start path.
+The copy is an image of one layer. The digest of the image and of the layer is the file's identity(). Therefore locks,
+limits and pruning work as for any image. On the start path.
 """
 
 from __future__ import annotations

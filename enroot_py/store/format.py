@@ -20,8 +20,8 @@ FORMAT = int(layout.FORMATS[-1])
 def check(root: str, *, mark: bool) -> None:
     """Raise ImageError for a store whose format is not one of FORMATS.
 
-    Use ``mark`` before writing to the store: it sets the store's format to that of this version. Stores before 1.0 have
-    no format.
+    Use ``mark`` before writing to the store: it gives the store the format of this version. Stores before 1.0 have no
+    format.
     """
     path = f"{root}/{layout.FORMAT}"
     try:

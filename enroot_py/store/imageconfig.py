@@ -1,6 +1,6 @@
-"""Read the config of an image. The config is untrusted: every deviation from the format is an ImageError.
+"""Read the config of an image. The config is untrusted: a malformed config raises ImageError.
 
-Source: OCI image specification, "Image Configuration". On the start path of a reference whose image is not stored.
+Source: OCI image specification, "Image Configuration". On the start path if the image of a reference is not stored.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ class ImageConfig:
             kind = manifest.config.media_type
             raise ImageError(
                 f"{self._name}: the manifest has {log.many(len(manifest.layers), 'layer')}, "
-                f"the image config {log.many(len(diff_ids), 'diff_id')}",
+                f"but the image config has {log.many(len(diff_ids), 'diff_id')}",
                 hint="" if kind in _TYPES else f"perhaps it is not a container image: its config has the type {kind!r}",
             )
         if not all(isinstance(diff_id, str) for diff_id in diff_ids):

@@ -1,4 +1,4 @@
-"""The record at the end of a squashfs file that an import wrote: the digest of its image, and a checksum.
+"""The record at the end of a squashfs file that an import wrote: the digest of the image, and a checksum of the file.
 
 The record is a separate block behind the file system, which readers of squashfs files ignore::
 

@@ -10,8 +10,9 @@ The index has one record per line. The path comes last, with ``\\`` and newline 
     device c|b MAJOR MINOR OCTAL-MODE PATH
     xattr NAME HEX-VALUE PATH
 
-The sums describe the tree when it was made, one line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` per name, sorted.
-KIND is f, l (CRC of the target), d, D for an opaque directory, w for a whiteout, or o (other). MTIME is in nanoseconds.
+The sums describe the tree as it was made: one line ``KIND OCTAL-MODE SIZE MTIME CRC PATH`` per name, sorted.
+KIND is f (file), l (link; CRC of the target), d (directory), D (opaque directory), w (whiteout) or o (other). MTIME is
+in nanoseconds.
 CRC is a CRC-32: ten times as fast as SHA-256, and sufficient to find accidental changes. SHA-256 would not protect
 against forgery: anyone who can change the tree can change the sums.
 """
@@ -75,7 +76,7 @@ def read(directory: str) -> Index:
 
 
 def size(directory: str) -> int:
-    """Return the size of the tar that the tree in ``directory`` was unpacked from, 0 without an index."""
+    """Return the size of the tar from which the tree in ``directory`` was unpacked, or 0 without an index."""
     try:
         with open(f"{directory}/{INDEX}", "rb") as f:
             f.readline()
@@ -130,7 +131,7 @@ def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
-    """Yield the lines of the sums. ``known`` maps inodes to file_sum(); all other files are read. Raises OSError."""
+    """Yield the lines of the sums. Files whose inodes ``known`` maps to file_sum() are not read. Raises OSError."""
     known = known or {}
     pending = _scan(os.fsencode(root), b"")
     while pending:

@@ -16,7 +16,7 @@ class Stored:
     path: str
     names: tuple[str, ...]
     layers: tuple[str, ...]  # directories
-    size: int  # of the tars of its layers, or of its squashfs file
+    size: int  # sum of its layers' tars, or size of its squashfs file
     used: float  # time of the last use
     file: int = 0  # size of its squashfs file, if any
 

@@ -49,7 +49,7 @@ class Layer:
 
 
 def unpack(stream: Stream, directory: str, *, progress: Callable[[int], None] | None = None) -> Layer:
-    """Unpack a layer into ``directory``/fs, and write index and sums beside it.
+    """Unpack a layer into ``directory``/fs, and write index and sums (index.py) beside it.
 
     ``progress`` gets the number of compressed bytes read so far. The caller compares the digests, and removes
     ``directory`` if the digests are wrong or unpack() fails. Raises ImageError for a damaged or hostile layer, and if
@@ -94,7 +94,7 @@ def _cannot_store(error: OSError, path: bytes, directory: str) -> NoReturn:
 
 
 class Tree:
-    """A layer's tree, in a ``with``. Paths are resolved by descriptor, one component at a time, beneath ``root``.
+    """A layer's tree, for a ``with``. Paths are resolved by descriptor, one component at a time, beneath ``root``.
 
     Symlinks in a parent path are followed as after chroot(2), so they never lead out of the layer. Paths have no
     "." or "..", and no slash at either end: see _normal().
@@ -160,7 +160,7 @@ class Tree:
             os.utime(name, ns=(entry.mtime, entry.mtime), dir_fd=parent, follow_symlinks=False)
         elif entry.kind in (b"3", b"4"):
             self._remove(parent, name)
-            make_whiteout(parent, name, entry.mtime)  # no device, but hide the replaced file of a lower layer
+            make_whiteout(parent, name, entry.mtime)  # make no device, but hide a file of a lower layer
         else:
             raise ImageError(f"{shown(entry.path)}: unknown tar entry type {entry.kind!r}")
         self._record(path, entry)
@@ -416,11 +416,11 @@ class Tree:
 
 
 class _Walk:
-    """The position of a walk from the root of a tree, in a ``with``. ``..`` never leads out of the root."""
+    """The position of a walk from the root of a tree, for a ``with``. ``..`` never leads out of the root."""
 
     def __init__(self, root: int) -> None:
         self._stack = [os.dup(root)]
-        self.names: list[bytes] = []  # of the current directory and its parents, without symlinks
+        self.names: list[bytes] = []  # path of the current directory, without symlinks
 
     def __enter__(self) -> _Walk:
         return self

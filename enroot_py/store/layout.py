@@ -4,16 +4,16 @@ Beneath the root, which only its owner can enter, unless root shares the store::
 
     layers/DIFF-ID/fs,index,sums    a layer's tree, its index and its checksums: index.py
     images/DIGEST/manifest,config   unchanged from the registry
-    images/DIGEST/head/fs,…         topmost tree, with an enroot image's own files; index and sums beside it
+    images/DIGEST/head/…            fs, index and sums of the topmost tree, which makes it an enroot image: compose.py
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
     images/DIGEST/image.sqsh,sum    instead of head and stack: the image as one file, and its SHA-256: onefile.py
     images/DIGEST/signatures/HASH   the signatures that verified the image for one repository: features/trust
     images/DIGEST/file              the path of the squashfs file that was copied: filecopy.py, features/swarm
     */DIGEST/boot                   a mark until the files are on the disk, then renamed ``checked``: crash.py
     refs/NAME+ARCH                  the last known digest of a name: store.Name
-    leases/DIGEST.NODE              in a shared store: the file's time is the last start on NODE
-    swarms/DIGEST                   on srun's host: the nodes of a step that all have an image (features/swarm),
-                                    or the content digest of the file with this identity
+    leases/DIGEST.NODE              on a network file system: the file's time is the last start on NODE
+    swarms/DIGEST                   on srun's host: the nodes of a step that all have an image; or for the identity
+                                    of a file (inode, times), the digest of its content: features/swarm
     blobs/DIGEST                    compressed, for other nodes; incomplete blobs have no name: features/swarm
     users/HASH                      a symbolic link to the record of a container over one of the images
     format                          a symbolic link to a number: format.py
@@ -231,5 +231,5 @@ def leases(root: str) -> list[tuple[str, str, str]]:
 
 
 def leases_since(root: str) -> str:
-    """Return the file whose time shows since when starts write leases. Only stores older than leases have this file."""
+    """Return the file whose time shows since when starts write leases. Only a store made without leases has it."""
     return f"{root}/{LEASES}/{_SINCE}"

@@ -30,9 +30,9 @@ def chain_id(diff_ids: Sequence[str]) -> str:
 
 
 def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, name: str, size: int) -> None:
-    """Merge ``lowerdirs``, top first, into ``directory``/fs, and write index and sums.
+    """Merge ``lowerdirs``, top first, into ``directory``/fs, and write index and sums beside it.
 
-    ``name`` is the ChainID and ``size`` the bytes of the layers' tars. Raises OSError.
+    ``name`` is the ChainID. ``size`` is the number of bytes in the layers' tars. Raises OSError.
     """
     root = f"{directory}/{TREE}"
     os.mkdir(root, 0o755)
@@ -43,7 +43,7 @@ def merge(lowerdirs: Sequence[str], indexes: Sequence[Index], directory: str, na
 
 
 def _add(source: str, target: str, inside: str, implicit: frozenset[str]) -> None:
-    """Merge a directory of a layer into ``target``. Implicit directories leave mode and time there unchanged."""
+    """Merge a directory of a layer into ``target``. Implicit directories (index.py) do not change mode and time."""
     with os.scandir(source) as entries:
         for entry in entries:
             status, target_path = entry.stat(follow_symlinks=False), f"{target}/{entry.name}"
@@ -85,7 +85,7 @@ def _link(source: str, target: str) -> None:
 
 
 def copy_attributes(source: str, target: str) -> None:
-    """Replace the user.* attributes of ``target``, except overlayfs's own, by those of ``source``. Raises OSError."""
+    """Replace the user.* attributes of ``target`` by those of ``source``, except user.overlay.*. Raises OSError."""
     for name in filter(is_plain, os.listxattr(target)):
         os.removexattr(target, name)
     for name in filter(is_plain, os.listxattr(source)):

@@ -156,7 +156,7 @@ def check_output(output: str, settings: Settings) -> None:
         os.lstat(output)
     except FileNotFoundError:
         pass
-    except OSError as e:  # such as a name that is too long
+    except OSError as e:  # for example, the name is too long
         raise cannot_write(output, e) from e
     else:
         if not settings.force_override:
@@ -167,9 +167,9 @@ def check_output(output: str, settings: Settings) -> None:
 
 
 def destination(output: str) -> str:
-    """Resolve the links of ``output``, and return the path to write. So links stay, and their target is replaced.
+    """Resolve the links of ``output``, and return the path to write: a link stays, and its target is replaced.
 
-    Raises ImageError unless the target is a regular file, and for a link that another user could have created.
+    Raises ImageError if the target exists and is no regular file, or if another user could have created a link.
     """
     path = os.path.abspath(output)
     try:

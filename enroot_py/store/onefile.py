@@ -2,7 +2,7 @@
 
 A network file system serves one large file faster than many small files. Overlayfs may reject directories on a network
 file system. Therefore a store on such a file system keeps an image as ``images/DIGEST/image.sqsh``, which FUSE mounts.
-During the import the layers are unpacked beneath the setting temp_path.
+During the import, the layers are unpacked beneath the directory of the setting temp_path.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from enroot_py.store.store import Image, Store, cannot_write
 
 
 def image_form(settings: Settings) -> str:
-    """Return the form of images in the store: ``tree`` or ``squashfs``. The file system decides if no setting does."""
+    """Return the form of images in the store: ``tree`` or ``squashfs``. With ``auto``, the file system decides."""
     form = settings.store_form
     if form != "auto":
         return form
@@ -29,8 +29,8 @@ def image_form(settings: Settings) -> str:
 def squash(path: str, reference: str, pull: Callable[[Settings], Image], settings: Settings) -> None:
     """Write the image ``reference`` as a squashfs file into ``path``, a new image's directory.
 
-    ``pull`` gets the image in a temporary local store of trees. Afterwards, prune unused images and leftovers of killed
-    imports there.
+    ``pull`` gets the image into a temporary local store of trees. Afterwards, unused images and leftovers of killed
+    imports are removed from the temporary store.
     """
     try:
         local = trusted.mine(settings.temp_path, f"penroot-{os.geteuid()}.trees")

@@ -19,9 +19,10 @@ from enroot_py.store.store import Store, flock
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Limits for pruning: remove images unused for ``age`` seconds, until at most ``size`` bytes are left.
+    """Limits for pruning. A limit that is 0 or empty has no effect.
 
-    ``only``: remove only the images with these digests.
+    Remove only images unused for ``age`` seconds, until at most ``size`` bytes are left. With ``only``, remove only the
+    images with these digests.
     """
 
     size: int = 0
@@ -43,10 +44,10 @@ class Pruned:
 
 
 def prune(store: Store, settings: Settings, bounds: Bounds, *, wait: bool = True, dry: bool = False) -> Pruned:
-    """Remove unused images, the least recently used first, and stray layers. With ``dry``, only list them.
+    """Remove unused images, the least recently used first, and layers without an image. With ``dry``, only list them.
 
     Raises BlockingIOError if an import is running and ``wait`` is False. Raises ImageError for a store on a network
-    file system if starts on other nodes may have no lease.
+    file system if starts on other nodes may have no lease: usage.py.
     """
     if not os.path.isdir(store.root):
         return Pruned((), 0, 0, ())
@@ -138,7 +139,7 @@ def _discard(alone: Alone, images: Sequence[Stored], bounds: Bounds) -> dict[Sto
 
 
 class Alone:
-    """Exclusive locks on the store and on unused directories, in a ``with``. Leaving deletes discarded directories."""
+    """Exclusive locks on the store and on unused directories. The end of the ``with`` deletes discarded directories."""
 
     def __init__(self, store: Store, *, wait: bool = True) -> None:
         self.store = store

@@ -1,7 +1,7 @@
-"""Put /etc/rc and /etc/environment of a container where tools written for enroot read and edit them: NAME/etc.
+"""Put /etc/rc, /etc/environment and /etc/fstab into NAME/etc, where tools written for enroot read and edit them.
 
-A container over layers keeps its changes in NAME/upper, so create copies the files to NAME/upper/etc, and NAME/etc is a
-link.
+NAME is the directory of a container. A container over layers keeps its changes in NAME/upper. Therefore ``penroot
+create`` copies the image's files to NAME/upper/etc, and makes NAME/etc a link to this directory.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ _NAMES = ("rc", "environment", "fstab")
 
 
 def copy(image: str, container: str) -> None:
-    """Copy the scripts of the stored image in directory ``image`` to a container in the making. Raises OSError."""
+    """Copy the files of the stored image in directory ``image`` to a container in the making. Raises OSError."""
     try:
         texts, mode, modified = _read(image)
     except (OSError, PenrootError):
@@ -34,7 +34,7 @@ def copy(image: str, container: str) -> None:
 
 
 def _read(image: str) -> tuple[dict[str, str], int, float]:
-    """Return the scripts, and mode and time of their directory. Raises OSError, PenrootError."""
+    """Return the text of each file, and mode and time of /etc. Raises OSError, PenrootError."""
     file = f"{image}/{layout.SQUASHFS}"
     if os.path.exists(file):
         from enroot_py.store import unsquashfs

@@ -2,10 +2,10 @@
 
 A process builds a layer or an image in a temporary directory, holds flock(2) on this directory, and renames it into
 place. So no lock file remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning:
-importers lock the store's root, and a start locks its image until its mount appears in /proc (Image.hold, prune.py).
+importers lock the store's root, and a start locks its image until the image's mount appears in /proc (Image.hold).
 
 No wait for a lock is silent or endless: base/waits.py. A crash of the node may truncate new files: crash.py.
-On the start path: no json, no re.
+On the start path, so this module does not import json and re.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ _DIRECTORY = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 _USE_RESOLUTION_S = 3600
 _PROGRESS_INTERVAL_S = 5.0
 _STALLED_S = 60.0
-_SHORT_NAME_CHARS = 20  # of KIND/NAME in a message
+_SHORT_NAME_CHARS = 20  # shortened length of KIND/NAME in a message
 
 
 class Image:
@@ -80,7 +80,7 @@ def flock(fd: int, *, shared: bool = False) -> bool:
 
 
 def _await(fd: int, doing: str, *, shared: bool) -> None:
-    """Wait for a lock. Raises ImageError if the holder, described by ``doing``, makes no progress."""
+    """Wait for a lock. Raises ImageError if the holder makes no progress. ``doing`` is the work of the holder."""
     if flock(fd, shared=shared):
         return
     from enroot_py.base import waits
@@ -231,14 +231,14 @@ class Store:
             raise cannot_write(f"write {path}", self.root, e) from e
 
     def forget(self, known: Name) -> None:
-        """Drop a name."""
+        """Remove the file of a name."""
         try:
             os.unlink(layout.ref(self.root, known.text))
         except FileNotFoundError:
             return
 
     def note_container(self, record: str) -> None:
-        """Make a link in the store to the record of a container that will use one of its images.
+        """Make a link in the store to the record of a container that will use an image of the store.
 
         A store that we cannot write to gets no link; its owner prunes it by age.
         """
@@ -308,8 +308,8 @@ class Build:
     """One new layer or image, in a ``with``.
 
     Entering waits for another process that makes the same layer or image. If the other process is stopped or makes no
-    progress, make a second copy: the first published copy wins. After entering, ``done`` is True if the directory
-    already exists. Otherwise fill ``path`` and publish(). Leaving without publish() removes ``path``.
+    progress, this process makes a second copy: the first published copy wins. After entering, ``done`` is True if the
+    directory already exists. Otherwise fill ``path`` and publish(). Leaving without publish() removes ``path``.
     """
 
     def __init__(self, root: str, kind: str, digest: str) -> None:
@@ -343,11 +343,11 @@ class Build:
                     return self
 
     def _await_maker(self, fd: int) -> None:
-        """Wait for the process that makes this directory, or switch to a private ``path`` if it makes no progress."""
+        """Wait for the process that makes this directory. If it makes no progress, switch to a private ``path``."""
         from enroot_py.base import waits
 
         name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
-        # Wait for a shared lock only: a process that uses the published image keeps one while its container runs.
+        # Wait for a shared lock only: a user of the published image keeps a shared lock while its container runs.
         doing = f"making {name}"
         if reason := _with_lock_error(fd, lambda: waits.lock(fd, doing, shared=True, stalled_after=_STALLED_S)):
             log.warn(f"{reason}: making a copy")

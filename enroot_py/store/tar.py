@@ -19,9 +19,9 @@ _ZEROS = bytes(_BLOCK_BYTES)
 # name mode+uid+gid size mtime typeflag linkname magic+version devmajor devminor prefix
 _HEADER = Struct("100s 24s 12s 12s 8x c 100s 8s 64x 8s 8s 155s 12x")
 _NO_PAX: Mapping[bytes, bytes] = {}
-_MAX_SHOWN_CHARS = 400  # of a name in a message
+_MAX_SHOWN_CHARS = 400  # length of a name in a message
 _MAX_EXTENSION_BYTES = 4 << 20  # one pax header or GNU long name
-_MAX_SEGMENTS = 1 << 19  # of a sparse file
+_MAX_SEGMENTS = 1 << 19  # segments of a sparse file
 _MAX_GLOBAL_RECORDS = 1000  # pax records for all entries: git archive writes one
 
 
@@ -88,7 +88,7 @@ class Tar(Decompressed):
 class Entry:
     """One entry of a tar. ``path`` is as written in the tar.
 
-    ``size`` is the size of the file, ``stored_bytes`` the number of its bytes in the tar. The two differ for a sparse
+    ``size`` is the size of the file. ``stored_bytes`` is the number of its bytes in the tar, which differs for a sparse
     file.
     """
 

@@ -1,7 +1,7 @@
 """Keep a container's changes in a directory on disk until the container ends: ``penroot start --rw=disk``.
 
 The directory is hidden beside the containers. The process that waits for the container locks and removes the directory.
-If this process is killed, the next start with --rw=disk removes it: making.sweep().
+If this process is killed, the next start with --rw=disk removes the directory: making.sweep().
 """
 
 from __future__ import annotations

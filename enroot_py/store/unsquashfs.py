@@ -16,7 +16,7 @@ from enroot_py.config.settings import Settings
 from enroot_py.runtime import namespaces
 from enroot_py.store.squashfs import check
 
-_MAX_TEXT_BYTES = 16 << 20  # of an image's file to read into memory
+_MAX_TEXT_BYTES = 16 << 20  # limit for reading a file of an image into memory
 _QUEUE_MB = "32"  # for data and for fragments each; the default of unsquashfs, 256, is not faster
 # Messages of unsquashfs that report a damaged image.
 _DAMAGE = ("failed to read", "corrupt", "uncompress", "Can't find a valid", "bad ", "too large", "invalid")
@@ -47,15 +47,15 @@ def _limit() -> None:
 def unpack(path: str, directory: str, settings: Settings | None = None, *, offset: int = 0) -> None:
     """Unpack an image into ``directory``, which is missing or empty. Raises ImageError; OSError for a full disk.
 
-    The image begins at ``offset`` of its file. In a bundle, a program precedes it.
+    The image begins at ``offset`` of its file. In a bundle (features/bundle), a program precedes it.
 
     Every directory gets u+rwx, no file keeps a set-uid or set-gid bit, and device nodes are omitted. If the caller is
-    root, root owns all files, because a user namespace maps other IDs to nobody. Root keeps the owners of the image if
-    ``settings`` let root keep its privileges in containers.
+    root, root owns all files, because a user namespace maps other IDs to nobody. The owners of the image stay
+    if ``settings`` let root keep its privileges in containers.
     """
     check(path, offset)
     _, threads = memory.share(memory.left(), workers.processors(settings.max_processors if settings else 0))
-    program, environ = carried.command("unsquashfs"), {"PATH": "/usr/bin:/bin"}  # no LD_PRELOAD
+    program, environ = carried.command("unsquashfs"), {"PATH": "/usr/bin:/bin"}  # without the caller's LD_PRELOAD
     command = program or [run.find("unsquashfs", package="squashfs-tools")]
     command += ["-no-progress", "-quiet", "-user-xattrs", *(["-offset", str(offset)] if offset else ())]
     command += ["-da", _QUEUE_MB, "-fr", _QUEUE_MB, "-processors", str(threads), "-force", "-dest", directory, path]

@@ -1,12 +1,12 @@
 """Find the users of the images of a store.
 
 An image is in use while a process holds it (Image.hold), while a process on this node sees its mount, or while the
-record of a container names the image. Images in use must not be removed: a removed lower directory reads as empty,
-without an error. Sources: proc(5), /proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to underlying
-filesystems".
+record of a container names the image. An image in use must not be removed: its lower directories would read as
+empty, without an error. Sources: proc(5), /proc/PID/mountinfo; the kernel's overlayfs documentation, "Changes to
+underlying filesystems".
 
 In a store on a network file system, the mounts and locks of other nodes are invisible. Therefore each start renews a
-lease, a file named after its node. Leases last for 30 days, or for the age in --older.
+lease: a file named after the image and the node. A lease lasts for 30 days, or as many days as --older states.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from enroot_py.store import container_record, layout
 from enroot_py.store.store import Store
 
 LEASE_S = 30 * 86400  # jobs are shorter
-_MAX_CREATE_S = 3600  # this long after its link was made, a new container is complete or has failed
+_MAX_CREATE_S = 3600  # a new container is complete or has failed this long after its link was made
 
 
 def of_containers(store: Store, settings: Settings) -> dict[str, str]:
-    """Map the digest of each image of a container to the container's directory."""
+    """Map the digest of each image that a container uses to the container's directory."""
     users = {}
     for record in {*_records_in(settings.data_path), *_noted_records(store)}:
         if image := container_record.read(record).get("image"):
@@ -42,7 +42,7 @@ def _records_in(data_path: str) -> list[str]:
 
 
 def _noted_records(store: Store) -> Iterator[str]:
-    """Yield the records of containers in any data path. Remove the links of deleted containers."""
+    """Yield the paths of records to which links in the store point. Remove the links of deleted containers."""
     for link in layout.all_of(store.root, layout.USERS):
         try:
             record = os.readlink(link)
@@ -60,8 +60,8 @@ def _noted_records(store: Store) -> Iterator[str]:
 def of_mounts(store: Store) -> dict[str, str]:
     """Map the digest of each mounted image to a process of this node that sees the mount.
 
-    Digests are unique, so the store's path in the mount does not matter. A path too long for the mount options is in
-    the mount source (rootfs.overlay()). Other users may run the same image from their own stores.
+    Only the digest counts, not the store's path in the mount. So a process that runs the same image from another store
+    counts, too. If a path is too long for the mount options, the mount source shows its end: rootfs.overlay().
     """
     is_private = not os.stat(store.root).st_mode & 0o077
     users: dict[str, str] = {}

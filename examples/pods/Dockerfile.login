@@ -1,6 +1,6 @@
 # syntax=docker/dockerfile:1
-# A login pod with penroot and srun's container options: docs/howto/pods.md. Run this command in the directory with the
-# packages of `make packages`:
+# A login pod with penroot and srun's container options: docs/howto/pods.md. Copy the files of this directory to
+# dist/packages, where `make packages` has put the packages, and run this command there:
 #   docker build -f Dockerfile.login -t registry.example.com/login-penroot:1 .
 ARG LOGIN=ghcr.io/slinkyproject/login:25.11-ubuntu24.04
 

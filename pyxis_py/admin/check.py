@@ -117,8 +117,8 @@ def _loaded(path: str, lines: list[Line]) -> Iterator[Finding]:
     if plugstack.is_sent(path) and line.file != path:
         yield Finding(
             "warn",
-            f"slurmctld sends {path} to nodes without the included files: "
-            f"on nodes without {line.file}, steps run on the host",
+            f"slurmctld sends {path} to nodes, but not the included {line.file}: "
+            "on nodes without the included file, steps run on the host",
             f"write the line into {path} itself: remove {line.file}, then pyxis-py install",
         )
     for other in lines[lines.index(line) + 1 :]:
@@ -137,7 +137,7 @@ def _not_loaded(path: str) -> Finding:
         return Finding("bad", message, "remove PlugStackConfig from slurm.conf, or create the file")
     if not plugstack.is_copy(path):
         message = f"{path} does not load {PLUGIN}" if exists else f"there is no file {path}"
-        return Finding("bad", message, "pyxis-py install, and include plugstack.conf.d/*")
+        return Finding("bad", message, "pyxis-py install; plugstack.conf needs the line: include plugstack.conf.d/*")
     message = f"{path} does not load {PLUGIN}" if exists else "slurmctld has no plugstack.conf to send"
     if included := plugstack.includes(path):
         message += f": slurmctld does not send included files, and there is no {', '.join(included)} here"
@@ -178,10 +178,10 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
     if tracking == "proctrack/cgroup":
         yield Finding("ok", f"ProctrackType={tracking}")
     elif tracking:
-        verdict, fix = "bad", "ProctrackType=proctrack/cgroup in slurm.conf"
+        verdict, fix = "bad", "set ProctrackType=proctrack/cgroup in slurm.conf"
         if pods.cgroups_are_read_only():  # proctrack/cgroup cannot start there
             verdict = "warn"
-            fix = "control groups are read-only in this pod: privileged: true, then proctrack/cgroup"
+            fix = "make control groups writable in this pod (privileged: true), then set proctrack/cgroup"
         message = f"ProctrackType={tracking} does not track the helper of a step: its mounts may outlive the job"
         yield Finding(verdict, message, fix)
     kind = slurm.get("NamespaceType") or slurm.get("JobContainerType", "")  # renamed in 25.11
@@ -191,7 +191,7 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
     inside = [path for path in private if (plugin.runtime_path + "/").startswith(path.rstrip("/") + "/")]
     if inside:
         message = f"runtime_path={plugin.runtime_path} is in {inside[0]}, which {kind} makes private to each job"
-        yield Finding("bad", message, f"runtime_path={settings.SETTINGS['runtime_path'].default} in plugstack.conf")
+        yield Finding("bad", message, f"set runtime_path={settings.SETTINGS['runtime_path'].default} in plugstack.conf")
     else:
         yield Finding("ok", f"runtime_path={plugin.runtime_path} is outside of the directories of {kind}")
 

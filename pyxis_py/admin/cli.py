@@ -1,4 +1,4 @@
-"""``pyxis-py``: put the SPANK plugin where Slurm finds it."""
+"""``pyxis-py``: build, install, check and uninstall the SPANK plugin."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def library_directory(prefix: str | None) -> str:
     """
     if prefix is None:
         link = versions.link(_LIBRARY)
-        return link if os.path.exists(link) else _LIBRARY  # no version is in use yet
+        return link if os.path.exists(link) else _LIBRARY  # the link is missing until a version is in use
     directory = os.path.join(os.path.abspath(prefix), "lib/penroot")
     if not os.path.exists(f"{directory}/pyxis_py/__init__.py"):
         raise ConfigError(f"no penroot in {directory}", hint=f"first: make install PREFIX={prefix}")
@@ -126,9 +126,14 @@ def compiling(command: Callable[..., None]) -> Callable[..., None]:
     for option in (
         click.option("--slurm-include", metavar="DIR", help="Directory with slurm/spank.h of Slurm 22.05 or later."),
         click.option(
-            "--python", metavar="FILE", default=sys.executable, help="Interpreter for the steps (default: this one)."
+            "--python",
+            metavar="FILE",
+            default=sys.executable,
+            help="Interpreter for the steps (default: the interpreter of pyxis-py).",
         ),
-        click.option("--prefix", metavar="PREFIX", help="Prefix of the installation (default: this one's)."),
+        click.option(
+            "--prefix", metavar="PREFIX", help="Prefix of the installation (default: the prefix of pyxis-py)."
+        ),
     ):
         command = option(command)
     return command
@@ -225,8 +230,9 @@ def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> b
 def check_command(plugstack: str | None, nodes: str | None) -> None:
     """Check whether this node can run container steps.
 
-    Prints a fix for each problem, and exits with 1 if there is any. With --nodes, a step on these nodes tries the
-    connections by which nodes share an image, in the networks of swarm_network and, on this host, at SrunPortRange.
+    Prints a fix for each problem, and exits with 1 if there is any. With --nodes, starts a step on these nodes. The
+    step tries the connections that nodes need to share an image. If swarm_network is set, only its networks are used.
+    Nodes connect to this host at SrunPortRange.
     """
     from enroot_py.cli.findings import report
     from pyxis_py.admin import check
@@ -237,7 +243,7 @@ def check_command(plugstack: str | None, nodes: str | None) -> None:
 
 @commands.command("uninstall")
 @click.option("--plugstack-dir", metavar="DIR", default=f"{plugstack.DIRECTORY}/plugstack.conf.d", show_default=True)
-@click.option("--prefix", metavar="PREFIX", help="Prefix of the installation (default: this one's).")
+@click.option("--prefix", metavar="PREFIX", help="Prefix of the installation (default: the prefix of pyxis-py).")
 def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     """Disable the plugin in Slurm and remove it.
 

@@ -49,8 +49,8 @@ and fails if none runs. no_exec starts a separate container on the same files.
 
 In --container-mounts, write a backslash before a comma, a colon or a space that is part of a path. $NAME and ${NAME}
 are replaced by the job's variables. Relative sources begin with a dot. penroot-start(1) lists the flags under --mount.
-With the word umount as SRC, as in umount:/data, nothing is mounted: what the image or the site has mounted at DST is
-unmounted. The flag sqsh mounts the content of a squashfs file read-only: data.sqsh:/data:sqsh.
+If SRC is the word umount, as in umount:/data, nothing is mounted. Instead, the mount that the image or the site has at
+DST is removed. The flag sqsh mounts the content of a squashfs file read-only: data.sqsh:/data:sqsh.
 
 Tasks get the variables of the job. If the image sets the same variable, the image takes precedence, unless
 --container-env names the variable.

@@ -1,12 +1,13 @@
 """Find, read and edit plugstack.conf, the list of SPANK plugins.
 
-The file is in the directory of slurm.conf, unless PlugStackConfig names another path: spank.c, spank_stack_init(). A
+The file is in the directory of slurm.conf, unless PlugStackConfig names another path (spank_stack_init() of spank.c). A
 machine without a slurm.conf gets both files from slurmctld. slurmd or sackd keeps them in CACHE. If neither runs, srun
-fetches them each time: read_config.c, _establish_config_source(). Up to 26.05, slurmctld sends plugstack.conf without
-the included files: slurmd_config_files and client_config_files, in slurmctld's proc_req.c until 23.02 and in
-fetch_config.c since then. Slurm resolves a relative include beside the copy and an absolute include on the node, and
-ignores a missing include without a message. On a cluster whose slurmctld sends plugstack.conf, plugstack.conf itself
-has our line.
+fetches them each time (_establish_config_source() of read_config.c).
+
+Up to 26.05, slurmctld does not send the files that plugstack.conf includes (slurmd_config_files and
+client_config_files, in slurmctld's proc_req.c until 23.02 and in fetch_config.c since then). Slurm searches for a
+relative include beside the copy, and for an absolute include on the node. It ignores a missing include without a
+message. So if slurmctld sends plugstack.conf, our line must be in plugstack.conf itself: configure_sent().
 """
 
 from __future__ import annotations
@@ -25,7 +26,7 @@ from pyxis_py.request.settings import PLUGIN
 DIRECTORY = "/etc/slurm"
 CACHE = "/run/slurm/conf"
 _MARK = "# pyxis-py install"  # marks our line in a file of the site
-HINT = "on the host of slurmctld: pyxis-py install (it edits plugstack.conf itself); scontrol reconfigure"
+HINT = "on the host of slurmctld: pyxis-py install (it adds a line to plugstack.conf); then scontrol reconfigure"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,10 +44,10 @@ class Line:
 
 
 def directories(slurm: Mapping[str, str]) -> list[str]:
-    """Return the configuration directories of srun and slurmd on this machine, slurmd's last.
+    """Return the configuration directories of srun and slurmd on this machine, the directory of slurmd last.
 
-    Usually both are the same. ``slurm`` is the output of scontrol show config. The list is empty if srun fetches the
-    files each time.
+    Usually both directories are the same. ``slurm`` is the output of scontrol show config. The list is empty if srun
+    fetches the files each time.
     """
     if conf := os.environ.get("SLURM_CONF"):
         return [os.path.dirname(conf)]
@@ -137,8 +138,8 @@ def reads(path: str, directory: str) -> bool:
 def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
     """Write pyxis.conf, which loads ``plugin``, into plugstack.conf.d; return its path.
 
-    A file that loads ``plugin`` already is not changed. Raises ConfigError if ``arguments`` would change it, or if the
-    file loads another plugin: two plugins cannot register the same options.
+    A pyxis.conf that loads ``plugin`` already is not changed. Raises ConfigError if there are ``arguments`` for such a
+    file, or if the file loads another plugin: two plugins cannot register the same options.
     """
     path = f"{directory}/pyxis.conf"
     present = [words for line in _read(path) if (words := _words(line))]
@@ -153,9 +154,9 @@ def configure(directory: str, plugin: str, arguments: Sequence[str]) -> str:
 
 
 def configure_sent(path: str, plugin: str, arguments: Sequence[str]) -> None:
-    """Write the line that loads ``plugin`` into a plugstack.conf itself, if it is not there.
+    """Add the line that loads ``plugin`` to a plugstack.conf itself, unless the line is there.
 
-    Raises ConfigError if an included file, which is not sent, or another line loads a pyxis plugin.
+    Raises ConfigError if another line, or an included file, loads a pyxis plugin: slurmctld sends no included files.
     """
     for line in stack(path):
         if (line.file, line.path) == (path, plugin):

@@ -1,7 +1,7 @@
 """Select a package's prebuilt plugin for the release of Slurm: LIBRARY/plugins/RELEASE/spank_pyxis.so.
 
-Slurm loads only a plugin for the same release (year and month). LIBRARY/spank_pyxis.so is a link to the prebuilt plugin
-in use, or a file that an admin compiled.
+Slurm loads only a plugin that was built for its own release (year and month). LIBRARY/spank_pyxis.so is a link to the
+prebuilt plugin in use, or a file that an admin compiled.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Mount MPI and X11 files of the node in a running container for a step that joins it, and detach them at the end.
 
-A child does both, because a process that has entered the namespaces of the container cannot leave them. Programs of
-the container run meanwhile and can change its paths. So each target is opened only once, and each mount is detached by
-its descriptor.
+A child does both, because a process that has entered the namespaces of the container cannot leave them. Programs of the
+container run meanwhile, and can change the container's paths. So each target of a mount is opened only once, and each
+mount is detached by its descriptor.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
         """A mount that a feature adds to a running container. ``what`` names it in messages.
 
         tree() is called in a child with a private mount namespace. It returns the mount, the detached tree, and a
-        function that adds users to the container, given a descriptor of its root.
+        function. The function takes a descriptor of the container's root, and adds users to the container.
         """
 
         target: str
@@ -92,8 +92,8 @@ def add_mounts(
 ) -> AddedMounts:
     """Mount ``wanted`` and ``extras`` in the container with the namespaces ``spaces``.
 
-    ``unsealed`` is a writable mount of the root file system, for mount points in a read-only container, or -1.
-    Raises PenrootError if nothing could be mounted.
+    ``unsealed`` is a writable mount of the root file system, or -1. Mount points for a read-only container are made in
+    it. Raises PenrootError if nothing could be mounted.
     """
     pairs, fds = in_child(lambda: _add_mounts(spaces, unsealed, wanted, extras))
     attached = dict(zip((value for key, value in pairs if key == "attached"), fds, strict=True))
@@ -110,7 +110,7 @@ def detach_mounts(spaces: Mapping[str, int], added: AddedMounts) -> None:
 
 def _add_mounts(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Answer:
     enter_user(spaces)
-    # open_tree(2) clones only mounts of a mount namespace that the caller's user namespace owns: copy the node's.
+    # open_tree(2) clones only mounts of a namespace that the caller's user namespace owns: copy the node's namespace.
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
     trees: list[tuple[Mount, int]] = []
@@ -166,7 +166,7 @@ def _attach(mount: Mount, tree: int, root: int, unsealed: int) -> bool:
             os.close(make(unsealed, mount.target, 0, named=True, entered=True))
         target = _open(root, mount.target)
     with target:
-        # The first step, another step, or an earlier helper of this step has already mounted the tree.
+        # Has the first step, another step, or an earlier helper of this step already mounted the tree?
         if os.path.sameopenfile(tree, target) or "rbind" in mount.words and _is_mounted(root, mount.target):
             return False
         mounting.attach(tree, target)

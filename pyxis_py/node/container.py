@@ -22,11 +22,11 @@ _XAUTHORITY = "/tmp/.Xauthority-"  # prefix of slurmstepd's file for --x11
 
 
 class Container:
-    """The container of a step: the existing or running container of that name, or a new container of the image."""
+    """The container of a step: the container of --container-name, running or not, or a new container of the image."""
 
     def __init__(self, step: Step) -> None:
         self.step, self.environment = step, Environment(step)
-        # The directory's name. Nodes that share homes share the directory.
+        # The name of the container's directory. Nodes that share home directories share it, so a name may have @NODE.
         self.name = claims.of_this_node(step.name, step.settings.data_path)
         self.save_attempted = False
         self.used = ""  # the registry image of the container, with digest
@@ -38,10 +38,10 @@ class Container:
         return f"{self.step.settings.data_path}/{self.name}"
 
     def begin(self) -> None:
-        """Record what must be removed if this process is killed, before anything is made.
+        """Before anything is made, record what must be removed if this process is killed.
 
-        Raises ImageError or ConfigError if the container could not be saved at the end: after the last task, no
-        callback of Slurm can change the exit status of srun, and the work would be lost.
+        Raises ImageError or ConfigError if --container-save cannot succeed. An error after the last task would come
+        too late: no callback of Slurm can change the exit status of srun then, and the work would be lost.
         """
         namespaces.hide()  # from other processes of the user
         if self.step.request.save:
@@ -50,7 +50,7 @@ class Container:
             Save(self.step).check()
         self._claim_name()
         self._takes_over = not self._note(self.step.own_note)
-        # Become the parent of the image's server when the server's first parent ends: Held.let_go waits for the server.
+        # Become the parent of squashfuse, the image's server, when its first parent ends: Held.let_go waits for it.
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
 
     def _claim_name(self) -> None:
@@ -67,11 +67,11 @@ class Container:
 
     @property
     def goes_with_steps(self) -> bool:
-        """Return whether the last step removes the container: a step without --container-name has made it."""
+        """Return whether the last step removes the container: yes, if it was made without --container-name."""
         return self.step.request.name is None or bool(owned.maker(self.name, self.step.settings))
 
     def joins_running(self) -> bool:
-        """Return whether the step joins the running container of that name. Raises ContainerError if it must not."""
+        """Return whether the step joins the running container of its name: not with :no_exec. Raises ContainerError."""
         mode = self.step.request.name_mode
         if mode == "create":
             raise ContainerError(
@@ -200,7 +200,8 @@ class Container:
     def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str]:
         """Move this process into the container. Raises PenrootError.
 
-        Returns the environment, the values of --container-env variables without that option, and the working directory.
+        Returns the environment, the values that the variables of --container-env would have without this option, and
+        the working directory.
         """
         step, environment = self.step, self.environment
         if source.upper and step.settings.rootfs_writable and source.shared < 0:

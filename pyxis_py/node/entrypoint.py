@@ -1,8 +1,8 @@
 """The entrypoint of an image, run once in a container before its tasks.
 
-Its arguments are a command of penroot instead of the user's command. The entrypoint is finished when it runs that
-command. Tasks get the environment and the working directory of that command. Background processes of the entrypoint
-continue to run.
+Its arguments are a command of penroot instead of the user's command. The entrypoint is finished when it runs penroot's
+command. Tasks get the environment and the working directory of penroot's command. Background processes of the
+entrypoint continue to run.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _EXIT_TIMEOUT_S = 1.0  # between the closing of a process's descriptors and its 
 
 
 def run(container: Container, confine: Callable[[], None], *, shown: bool) -> tuple[dict[str, str], str]:
-    """Run the entrypoint of a container that this process has entered; ``confine`` leaves it the privileges of a task.
+    """Run the entrypoint of a container that this process has entered. Return the environment and working directory.
 
-    The user sees its output if ``shown`` is set or the entrypoint fails. Returns environment and working directory.
-    Raises CommandError if the entrypoint ends without running its command.
+    ``confine`` reduces the entrypoint's process to the privileges of a task. The user sees the output of the entrypoint
+    if ``shown`` is set or the entrypoint fails. Raises CommandError if the entrypoint ends without running its command.
     """
     output = capture.shared()
     try:
@@ -111,11 +111,11 @@ def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator
 
 
 def _failure(child: int, process: int) -> CommandError:
-    """Kill an entrypoint that has not run the given command, if it still runs, and return the error."""
+    """Kill an entrypoint that has not run penroot's command, if the entrypoint still runs. Return the error."""
     if not select.select([process], (), (), _EXIT_TIMEOUT_S)[0]:
         os.kill(child, 9)
         os.waitpid(child, 0)
-        message = f"the entrypoint of the image closed descriptor {_STARTED}, by which its command reports itself"
+        message = f"the entrypoint of the image closed descriptor {_STARTED}, which penroot needs to track its command"
         return CommandError(message, hint=_HINT)
     code = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     return CommandError(

@@ -26,7 +26,7 @@ class Environment:
 
     def __init__(self, step: Step) -> None:
         self._job, self._file, self._env = step.job, step.request.file, step.request.env
-        # mpi_process_env() of Slurm unsets the type if it is none, but keeps the variables of an enclosing PMIx.
+        # For the type none, Slurm's mpi_process_env() unsets SLURM_MPI_TYPE, but keeps variables of an enclosing PMIx.
         self.mpi = {"SLURM_MPI_TYPE": "none", **step.job.environ}
 
     def chosen(self) -> dict[str, str]:
@@ -40,7 +40,7 @@ class Environment:
         return {name: variable for name, variable in variables.items() if name in names}
 
     def in_file(self) -> set[str]:
-        """Return the names that the environment file sets or unsets, without those of --container-env."""
+        """Return the names that the environment file sets or unsets, except names that --container-env selects."""
         return set(self._file.by_name("env")) - self.chosen().keys() if self._file else set()
 
     def of_task(
@@ -88,7 +88,10 @@ class Environment:
         }
 
     def fit_pmix(self, inside: Mapping[str, str], *, remap_root: bool) -> dict[str, str]:
-        """In the container, return the variables for its PMIx. Raises ConfigError if its PMIx cannot use the server."""
+        """In the container, return the variables for its PMIx library.
+
+        Raises ConfigError if this library cannot use Slurm's PMIx server.
+        """
         libraries = pmix.Libraries(os.path.exists, inside.get("LD_LIBRARY_PATH", ""))
         if self._job.is_first_of_several_tasks and (why := pmix.mismatch(self.mpi["SLURM_MPI_TYPE"], libraries)):
             log.warn(why)

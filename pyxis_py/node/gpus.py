@@ -1,9 +1,9 @@
 """Renumber the GPUs of a task for a container that sees only some GPUs of the node.
 
 Without ConstrainDevices, Slurm numbers all GPUs of the node, but CUDA, ROCm and Level Zero number only the GPUs that
-they can open. AMD's HIP and OpenCL number only the GPUs in ROCR_VISIBLE_DEVICES, and Slurm sets the same numbers
-there. Sources: gres.conf(5); CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm, "GPU isolation
-techniques"; Level Zero, core programming guide, "Affinity Mask".
+they can open. AMD's HIP and OpenCL number only the GPUs in ROCR_VISIBLE_DEVICES, but Slurm sets their own variables to
+the same numbers as ROCR_VISIBLE_DEVICES. Sources: gres.conf(5); CUDA C++ Programming Guide, "CUDA Environment
+Variables"; ROCm, "GPU isolation techniques"; Level Zero, core programming guide, "Affinity Mask".
 """
 
 from __future__ import annotations

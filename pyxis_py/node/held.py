@@ -28,13 +28,13 @@ if TYPE_CHECKING:
 
 _NAMESPACES = ("user", "cgroup", "mnt", "ipc", "uts", "net")
 _KINDS = {"net": "network", "ipc": "IPC", "uts": "UTS"}
-_ANSWER_TIMEOUT_S = 30  # of the helper of another step
-_DROP_BYTES = 1 << 16  # read and dropped at once
+_ANSWER_TIMEOUT_S = 30  # for the helper of another step to answer
+_DROP_BYTES = 1 << 16  # to read and drop in one call
 _SERVER_EXIT_S = 0.3  # time for the server of an image to exit
 
 
 class Lent:
-    """The container of another step, as its helper has sent it."""
+    """The container of another step, as the helper of the other step has sent it."""
 
     __slots__ = ("environ", "spaces", "shared", "unsealed", "workdir", "remap_root", "new_keyring", "served")
 
@@ -103,7 +103,7 @@ class Held:
         self.added_mounts: AddedMounts | None = None
         self.output = -1  # output of processes that hooks or the entrypoint left behind: read and dropped
         self._builder = 0
-        self._lifetime = -1  # a pipe: the process that follows the host's files ends when the pipe is closed
+        self._lifetime = -1  # a pipe: when it is closed, the child of follow_host_files() ends
         self._host_files = hostfiles.digests()
         self._broken: dict[tuple[str, str], str] = {}  # why a command cannot run, by command and PATH
         running = self._running()
@@ -160,7 +160,7 @@ class Held:
         self._check_join()
 
     def _check_join(self) -> None:
-        """Warn about options without effect on a running container. Raises ContainerError if it lacks a namespace."""
+        """Warn about options without effect on a running container. Raises ContainerError if a namespace is missing."""
         request = self.step.request
         for kind in request.unshare:
             if kind not in self.spaces:
@@ -312,7 +312,7 @@ class Held:
         """Close the namespaces, and wait for the server of an image, which ends with them.
 
         slurmstepd would kill a living process, and check again after a second. If the server does not end within a
-        moment, leave it to slurmstepd: another step may be in the container, or a process that a task left behind.
+        moment, leave it to slurmstepd: another step, or a process that a task left behind, may be in the container.
         """
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
         for fd in (*self.spaces.values(), *(fd for fd in (self.unsealed, self._lifetime) if fd >= 0)):
@@ -326,7 +326,7 @@ class Held:
 
 def _explain(spaces: Mapping[str, int], command: str, workdir: str, search: str) -> str:
     def look() -> Answer:
-        proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # the node's
+        proc = os.open("/proc", os.O_PATH | os.O_CLOEXEC)  # of the node
         enter_user(spaces)
         rootfs.import_no_files()
         linux.setns(spaces["mnt"], linux.CLONE_NEWNS)
@@ -377,7 +377,8 @@ def _silent(step: Step, other: str, why: str) -> PenrootError:
 
 def _imposter(step: Step, other: str, why: str) -> PenrootError:
     return ContainerError(
-        f"what answers for the running container {step.request.name} is not the helper process of step {other}: {why}",
+        f"the process that answers for the running container {step.request.name} "
+        f"is not the helper process of step {other}: {why}",
         hint=f"end that step: scancel {other}; or use another container",
     )
 
@@ -423,7 +424,8 @@ def _enter(container: Container, source: Source, channel: Channel, proc: int) ->
 def _warn_of_missing_paths(container: Container, inside: Mapping[str, str]) -> None:
     """In the container: warn of missing paths in the tasks' environment, on one node of the step.
 
-    Nothing can be imported here. Environment.of_task() would import modules, and its further variables name no paths.
+    Nothing can be imported here, and Environment.of_task() would import modules. The variables that it adds name no
+    paths, so they can be omitted.
     """
     job, environment = container.step.job, container.environment
     if job.tasks <= 1 or job.is_first_of_several_tasks:

@@ -63,20 +63,20 @@ class Image:
 
         job, image = self._job, self._requested
         ref = reference.parse(image, job.cwd)
-        # With several tasks, print only the line after the import: users look only at the last line.
+        # With several tasks, print only the line at the end of the import: users look only at the last line.
         if job.tasks <= 1:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         peers = self._peers()
-        # With a name, srun asks the registry only when a node without the container asks srun, as this node does now.
+        # With --container-name, srun asks the registry only when a node without the container asks srun, as here.
         asks_srun = bool(peers and job.swarm and self._request.name) and not (pin or refused or ref.digest)
         try:
             if asks_srun and peers and (digest := peers.digest()):
                 pin = Pin(digest)
             resolves = self._step.plugin.resolve_tags and (job.is_first_of_several_nodes or asks_srun)
             if resolves and not (pin or refused or ref.digest):
-                reason = "each node resolves it, and nodes may get different images"
-                log.warn(f"srun could not resolve the tag of {ref}: {reason}")
+                effect = "each node resolves it, and nodes may get different images"
+                log.warn(f"srun could not resolve the tag of {ref}, so {effect}")
             stored = pull.pull(ref, self._settings, pin=pin, peers=peers)
         except PenrootError as e:
             if refused and isinstance(e, RefusedError) or not str(e):

@@ -24,7 +24,7 @@ _MAX_PRINTED_FAILURES = 10  # by an epilog
 
 
 def save(container: Container) -> None:
-    """Save the container for the last task of a step, once. Raises PenrootError."""
+    """Save the container for the last task of a step. finish() does not save it again. Raises PenrootError."""
     container.save_attempted = True
     step = container.step
     if not container.goes_with_steps:
@@ -47,17 +47,17 @@ def finish(container: Container, *, failed: bool, killed: bool) -> None:
         step.running.forget(step.name, step.job.step)
         _leave(container, failed, killed)
         return
-    # Other steps may have attached by JOB.STEP. The last step removes the container, but not during the save.
+    # Other steps may have joined this container by its name JOB.STEP. The last step removes it, but not during a save.
     saves = step.request.save and not container.save_attempted and not failed and not killed
     try:
         lock = step.running.lock(step.name, None if saves else _LOCK_TIMEOUT_S)
     except BusyError as e:
-        # The holder of the lock may be suspended with its job. The epilog removes the container by its note.
+        # The holder of the lock may be suspended with its job. The epilog finds the container in the note of this step.
         log.warn(f"the container {step.name} will be removed at the end of the job: {e}")
         step.running.forget(step.name, step.job.step)
         return
     except PenrootError as e:
-        log.warn(f"{e}: no other step can have joined this container")
+        log.warn(f"{e}; the step ends without this lock, as no other step can have joined the container")
         _leave(container, failed, killed)
         return
     with lock:
@@ -94,8 +94,8 @@ def _leave(container: Container, failed: bool, killed: bool) -> None:
 def clean_up(job: Job) -> None:
     """After a job, remove its containers. Raises PenrootError if something could not be removed.
 
-    At the end of a job's extern step, other steps may still be ending: the containers of these steps stay. First all
-    containers lose their names, then they are deleted, which is slow: this process may be killed meanwhile.
+    At the end of a job's extern step, other steps may still be ending: the containers of these steps stay. First take
+    the names from all containers, then delete the containers. This is slow, and this process may be killed meanwhile.
     """
     from enroot_py.base import making
 
@@ -115,7 +115,7 @@ def clean_up(job: Job) -> None:
             path = notes.directory(note)
             of_job, _, step = note.partition(".")
             if of_job == f"pyxis_{job.jobid}" and not step.isdecimal():
-                continue  # a note of a feature
+                continue  # written by a feature, whose clean_up() runs below
             if path.startswith("/"):
                 data_path, container = os.path.split(path)
                 data_paths.add(data_path)

@@ -1,4 +1,4 @@
-"""Containers that end with their steps. A file in each of them records the node and the boot ID of the node."""
+"""Containers that are removed after their last step. A file in each container records the node and its boot ID."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _MARK = ".step"
 
 
 def mark(directory: str, node: str) -> None:
-    """Mark the container in a directory for removal with its steps. Raises OSError."""
+    """Mark the container in a directory for removal after its last step. Raises OSError."""
     with open(f"{directory}/{_MARK}", "w") as f:
         f.write(f"{node} {linux.boot_id()}\n")
 
@@ -22,7 +22,7 @@ def maker(name: str, settings: Settings) -> list[str]:
     """Return the node and the boot ID of a marked container, or [] for other containers. Raises OSError."""
     container = f"{settings.data_path}/{name}"
     if container_record.of(container) is None:
-        return []  # an unmarked container may have a file of that name
+        return []  # a plain-directory container: the image may have a file of that name
     return container_record.text(f"{container}/{_MARK}").split()
 
 

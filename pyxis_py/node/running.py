@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _NEW = ".new"  # suffix of a socket that does not listen yet
 _RETRY_INTERVAL_S = 0.02
-_WATCH_AFTER_S = 1  # most containers are ready in less; after that, the waiting step watches the holder
+_WATCH_AFTER_S = 1  # most containers are ready earlier; after that, the waiting step checks the holder of the lock
 
 
 class BusyError(PenrootError):
@@ -35,7 +35,7 @@ class _ElsewhereError(PermissionError):
 
 
 class Peer:
-    """The process at the other end of a connection. If check() succeeds, the PID still belongs to this process.
+    """The process at the other end of a connection. If check() succeeds, ``pid`` is still its PID.
 
     The user ID proves nothing, since programs of an image have the same ID. But every program in a container was
     started in another user namespace, and no program can leave its user namespace.
@@ -179,7 +179,7 @@ class RunningContainers:
                 return  # other steps still run containers
 
     def _steps(self, name: str) -> list[str]:
-        """Return the steps with a living or killed helper of the container ``name``."""
+        """Return the steps whose helpers, living or killed, have a socket for the container ``name``."""
         try:
             return [step for step in os.listdir(f"{self.path}/{name}") if not step.endswith(_NEW)]
         except FileNotFoundError:
@@ -206,7 +206,8 @@ class RunningContainers:
                 ) from None
             except OSError as e:
                 raise PenrootError(
-                    f"what answers at {self.path}/{name}/{step} is not the helper process of a step: {e.strerror}",
+                    f"the process that answers at {self.path}/{name}/{step} "
+                    f"is not the helper process of a step: {e.strerror}",
                     hint=f"end that step: scancel {step}; then remove the file",
                 ) from e
             yield step, peer
@@ -243,13 +244,16 @@ class RunningContainers:
 
 
 class Notes:
-    """Notes for the epilog of a job: links in RUNTIME_PATH/UID, made before the containers that it must remove."""
+    """Notes by which the epilog of a job finds containers to remove: links in RUNTIME_PATH/UID.
+
+    A note is made before its container.
+    """
 
     def __init__(self, runtime_path: str, uid: int) -> None:
         self.path = f"{runtime_path}/{uid}"
 
     def add(self, name: str, directory: str) -> bool:
-        """Note a step or a container, with the ``directory`` to remove, or ``-`` if there is none.
+        """Make the note of a step or container. It links to the ``directory`` to remove, or to ``-`` if there is none.
 
         Returns whether the note is new. Raises PenrootError.
         """
@@ -282,7 +286,7 @@ class Notes:
         return f"pyxis_{jobid}.{word}"
 
     def directory(self, name: str) -> str:
-        """Return the directory of a note, or ``-``. Raises PenrootError."""
+        """Return the directory that a note names, or ``-``. Raises PenrootError."""
         link = f"{self.path}/{name}"
         try:
             return os.readlink(link)

@@ -30,7 +30,7 @@ class Save:
         return ImageError(f"--container-save={self.asked}: {why}", hint=hint)
 
     def check(self) -> None:
-        """Before the container is made, raise ImageError or ConfigError if it could not be saved."""
+        """Before the container is made, raise ImageError or ConfigError if it cannot be saved later."""
         from enroot_py.base import filesystems, memory
         from enroot_py.store import mksquashfs
 
@@ -65,7 +65,7 @@ class Save:
         submitted = step.job.environ.get("PWD", "")
         elsewhere = submitted and os.path.realpath(submitted) != os.path.realpath(step.job.cwd)
         if elsewhere and not self.asked.startswith("/"):
-            log.warn(f"--container-save={self.asked} is {self.file}")
+            log.warn(f"--container-save={self.asked}: the file is {self.file}")
 
 
 def _try_to_write(directory: str) -> OSError | None:

@@ -41,7 +41,7 @@ class Service:
         self.clients: dict[int, Client] = {}
 
     def serve(self) -> NoReturn:
-        """Serve until the step ends. Begin to follow the host's files when no request has come for a moment."""
+        """Serve until the step ends. When no request has come for a moment, call Held.follow_host_files()."""
         timeout_ms: int | None = self.held.FOLLOW_DELAY_MS
         while True:
             poll = select.poll()

@@ -49,7 +49,7 @@ class Step:
 
     def _settings(self) -> Settings:
         requested: dict[str, object] = {
-            "mpi": False,  # Slurm gives each task its variables, and the step mounts the files
+            "mpi": False,  # Slurm sets the MPI variables of each task, and the step mounts the MPI files
             "mount_home": self.request.mount_home,
             "remap_root": self.request.remap_root,
             "rootfs_writable": self.request.writable,

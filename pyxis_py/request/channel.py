@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 SOCKET, CONTROL = 3, 4
 _MAX_MESSAGE_BYTES = 64 << 20
 _MAX_FDS = 8
-# Kill a child after this number of consecutive checks in the stopped state.
+# Kill a child that this number of consecutive checks has found stopped.
 _CHECK_INTERVAL_S, _MAX_STOPPED_CHECKS = 1.5, 6
 
 
@@ -103,7 +103,7 @@ def forked(act: Callable[[Channel], object], failure: str) -> tuple[Channel, int
 
     ``failure`` begins the message about an unexpected exception.
     """
-    from enroot_py.base import filesystems  # noqa: F401  # for unexpected(): the child enters the container's files
+    from enroot_py.base import filesystems  # noqa: F401  # for unexpected(): in the container, nothing can be imported
 
     ours, theirs = _socket.socketpair(_socket.AF_UNIX, _socket.SOCK_STREAM)
     child = os.fork()
@@ -124,7 +124,7 @@ def forked(act: Callable[[Channel], object], failure: str) -> tuple[Channel, int
 
 
 def unexpected(error: BaseException, failure: str = "") -> PenrootError:
-    """Return an error that explains a failed system call, or else names the line of a bug. ``failure`` comes first."""
+    """Return an error that begins with ``failure``, and explains a failed system call or names the line of a bug."""
     from enroot_py.base import filesystems
 
     location = filesystems.place(error)
@@ -167,7 +167,7 @@ class Client(Channel):
     """A task or step that sends a request. Reading and answering never block, so no client delays another."""
 
     def __init__(self, socket: _socket.socket, *, of_step: bool) -> None:
-        """With ``of_step``, the client is a task of this step, or slurmstepd. Otherwise another step may attach."""
+        """With ``of_step``, the client is a task of this step, or slurmstepd. Otherwise it is another step."""
         super().__init__(socket)
         socket.setblocking(False)
         self.of_step = of_step
@@ -177,7 +177,7 @@ class Client(Channel):
         self._fds: tuple[int, ...] = ()
 
     def request(self) -> Job | None:
-        """Read a part of the request. Return the request once it is complete, before that None.
+        """Read a part of the request. Return the request when it is complete, None until then.
 
         Raises EOFError, ValueError, KeyError, OSError.
         """

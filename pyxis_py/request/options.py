@@ -67,7 +67,7 @@ class Request(Frozen):
     def is_file(self, cwd: str) -> bool:
         """Return whether the image is a path on the node.
 
-        A path begins with / or . or ends in .sqsh. With .sqsh, it is a bare name or the path of an existing file.
+        Paths begin with / or a dot. A bare name that ends in .sqsh is a path too, as is x/y.sqsh if the file exists.
         """
         image = self.image or ""
         if image.startswith(("/", ".")):
@@ -354,7 +354,7 @@ def all_options() -> tuple[Option, ...]:
 
 
 def _known(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Option, ...]:
-    """Return the core's options, and those of features if a name or a variable is not of the core."""
+    """Return the core's options. Add the features' options if some name or variable belongs to no core option."""
     of_core = all(name in _BY_NAME for name in names)
     of_core = of_core and not any(name.startswith("PYXIS_") and name not in _VARIABLES for name in environ)
     return OPTIONS if of_core else all_options()
@@ -416,7 +416,7 @@ def parse(
     return request
 
 
-# Options that environment files have as keys. The name of a key is that of the option's attribute.
+# Options that environment files have as keys. A key has the name of the option's attribute.
 _IN_FILES = tuple(
     _BY_NAME[name] for name in ("container-image", "container-workdir", "container-entrypoint", "container-writable")
 )

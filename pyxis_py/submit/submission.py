@@ -1,6 +1,6 @@
 """Check a submission of srun, sbatch or salloc before it is queued.
 
-The user waits for this module, so each function imports what only some submissions need.
+The user waits for this module, so functions import the modules that only some submissions need.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ def _has_policy(job: Job) -> bool:
 def _check_policy(
     job: Job, request: Request, image: Reference | LocalImage | None, pin: Pin | None, *, by_importer: bool
 ) -> None:
-    """Raise PolicyError if the policies do not admit the image, as far as that is known here."""
+    """Raise PolicyError if the policies do not admit the image, as far as the host of submission knows the image."""
     from enroot_py.base.errors import PolicyError
     from enroot_py.config import settings as enroot_settings
     from enroot_py.registry import tags
@@ -134,7 +134,7 @@ class Wish:
 
 
 def slips(environ: Mapping[str, str]) -> list[str]:
-    """Return a warning for each unknown variable with a name like ours."""
+    """Return a warning for each unknown variable whose name is similar to a variable of penroot."""
     known = [option.variable for option in options.OPTIONS if option.variable]
     unknown = [name for name in environ if name.startswith(_OPTIONS) and name not in known]
     if not unknown and not any(name.startswith(("ENROOT_", "PENROOT_")) for name in environ):
@@ -153,8 +153,8 @@ def slips(environ: Mapping[str, str]) -> list[str]:
 def resolve(job: Job, tag: Reference) -> str:
     """Return the digest of a tag, or "" if the registry cannot be asked.
 
-    Ends the process if that takes too long: the plugin then continues without a digest. Raises RefusedError. The nodes
-    still ask the registry after that, because they may have another login or mirror.
+    Ends the process if the registry takes too long: the plugin then continues without a digest. Raises RefusedError if
+    the registry refuses. Even then the nodes ask the registry, because they may have another login or mirror.
     """
     from enroot_py.base.errors import PenrootError, RefusedError
     from enroot_py.config import settings as enroot_settings
@@ -175,7 +175,7 @@ def learns_later(job: Job) -> bool:
     """Return whether the step gets variables that srun sets after the allocation.
 
     In a heterogeneous job only the first component gets them (pre_launch_srun_job of Slurm's srun_job.c). A step of
-    --async does not get them: since 26.05 it is sent earlier (_create_job_step_create_request of launch.c).
+    --async does not get them: since 26.05, srun sends it earlier (_create_job_step_create_request of launch.c).
     """
     words = _words(job)
     several = ":" in words or any(word.startswith(("--het-group", "--pack-group")) for word in words)

@@ -195,7 +195,7 @@ def test_record_names_another_image_than_the_admitted(
     if forged == "squashfs":
         mark = user.data / "mixed/.penroot"
         mark.write_text(mark.read_text() + f"squashfs {image}\n")
-        assert "lacks the required signature" in refusal(user, "mixed")
+        assert "lacks the signature that is required" in refusal(user, "mixed")
         write(user, signed_by(key), squashfs={str(image): ACCEPT})
         user.start("mixed", "true")
     else:

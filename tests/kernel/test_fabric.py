@@ -300,7 +300,7 @@ def test_preflight_fails_if_the_start_would_fail(user: User, box: pathlib.Path) 
     become(user, slingshot(user.home / "cray"))
     done = user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx"}, status=1)
     assert "but ENROOT_FABRIC, environment requests it (error): " in done.stdout
-    assert "[ERROR] cannot start box: a required part does not fit" in done.stderr
+    assert "[ERROR] cannot start box: a required library does not fit" in done.stderr
     assert (
         "requests it (warning): "
         in user.penroot("fabric", "box", env={"ENROOT_FABRIC": "ucx", "ENROOT_FABRIC_UNFIT": "warn"}).stdout

@@ -259,8 +259,8 @@ def test_files_and_directories_have_no_signature(user: User, registry: Server, k
     write(user, signed_by(key))
     for target in ("./box.sqsh", "./made.sqsh", "plain", "box"):
         stderr = user.penroot("start", target, "true", status=1).stderr
-        assert "lacks the required signature by" in stderr and "[HINT] start a signed registry image" in stderr
-    assert "lacks the required signature" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
+        assert "lacks the signature that is required by" in stderr and "[HINT] start a signed registry image" in stderr
+    assert "lacks the signature that is required" in user.penroot("create", "--name", "x", "box.sqsh", status=1).stderr
     (user.home / "link.sqsh").symlink_to("box.sqsh")
     write(user, REJECT, squashfs={str(image): ACCEPT}, dir={str(user.data): ACCEPT})
     for target in ("./box.sqsh", "./link.sqsh", "plain", "box"):
@@ -282,7 +282,7 @@ def test_layouts_and_archives_by_their_transport(user: User, registry: Server, k
     write(user, ACCEPT, oci={"": REJECT})
     assert "is rejected by" in user.penroot("start", "oci:layout:one", "true", status=1).stderr
     write(user, signed_by(key))
-    assert "lacks the required signature" in user.penroot("create", "--name", "x", "oci:layout:one", status=1).stderr
+    assert "lacks the signature" in user.penroot("create", "--name", "x", "oci:layout:one", status=1).stderr
     write(user, REJECT, oci={f"{user.home}/layout:one": ACCEPT})
     user.penroot("create", "--name", "x", "oci:layout:one")
     assert user.start("x", "cat", "/number") == "1"
@@ -547,7 +547,7 @@ def test_keyless_signature_is_verified_offline_after_a_start(user: User, registr
     uri = f"docker://{registry.host}/keyless/good:1"
     stderr = user.penroot("start", uri, "true", status=1).stderr
     assert f"{path}: default[0] (default) requires: none of 1 signature is by you@site.example of {OIDC}: " in stderr
-    assert f"its certificate is of {EMAIL}" in stderr
+    assert f"the e-mail address in its certificate is {EMAIL}" in stderr
     shown = json.loads(user.penroot("inspect", "--signatures", f"docker://{registry.host}/keyless/you:1").stdout)
     assert shown["admitted"] and shown["signatures"][0]["key"] == f"you@site.example of {OIDC}"
     assert "controls image admission with 1 key" in user.run("sh", "-c", "penroot doctor; :").stdout
@@ -572,7 +572,7 @@ INVALID_POLICIES = {
     '{"default":\n [{"type": "sigstoreSigned"}]}': ": default[0]: sigstoreSigned has no key",
     '{"default": [{"type": "sigstoreSigned", "keyPath": "x.pub"}]}': "must be an absolute path",
     '{"default": [{"type": "sigstoreSigned", "keyPath": "/none/x.pub"}]}': "[0].keyPath: there is no key /none/x.pub",
-    '{"default": [{"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"}]}': "needs GPG signatures by",
+    '{"default": [{"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"}]}': "must have GPG signatures, as",
 }
 
 

@@ -95,7 +95,10 @@ def test(release: str, arguments: argparse.Namespace, logs: Path) -> list[report
 
 
 def root_options(arguments: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of `prepared`. An emulated root takes half an hour, so it also has a machine's packages."""
+    """Return the options of `prepared`.
+
+    An emulated root takes half an hour to make. So it also has the packages of a virtual machine, and serves both uses.
+    """
     if arguments.arch:
         foreign.emulate(arguments.arch)
         return {"arch": arguments.arch, "packages": vm.packages(arguments.arch)}

@@ -44,7 +44,7 @@ class Outcome:
         return (self.release, self.slurm, self.tier, *map(str, counts), f"{self.seconds / 60:.1f}")
 
     def notes(self) -> Iterator[str]:
-        """Yield a line for each failure that is ours, cause of other failures, skip, and Known that has passed."""
+        """Yield a line for each failure of ours, cause of other failures, reason of skips, and Known that passed."""
         where = f"{self.release} {self.tier}"
         for failure in self.ours:
             yield f"{where}: FAILED: {failure.test}: {failure.text.strip().partition(chr(10))[0]}"

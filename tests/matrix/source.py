@@ -35,7 +35,7 @@ def built(root: Root, source: str, log: Path, say: Callable[[str], None]) -> Roo
     key = hashlib.sha256(os.path.realpath(source).encode()).hexdigest()[:8]
     build, installed = f"/usr/src/slurm-{key}", f"/opt/slurm-{key}"
     say(f"{root.release}: building {source}, see {log}")
-    # Copy newer files only, so that make(1) compiles only these, and keep the checkout's links.
+    # Copy only newer files, so that make(1) compiles only these. Copy symlinks as symlinks.
     subprocess.run(["cp", "-a", "--update", f"{source}/.", f"{root.path}{build}"], check=True)
     root.must(BUILD.format(built=build, installed=installed), log)
     root = replace(root, over=f"{root.path}{installed}/usr/local")

@@ -53,7 +53,7 @@ class Machine:
         return done
 
     def files(self) -> dict[str, str]:
-        """Map files, links and directories to "file", the target, or "", without files of apt and dpkg."""
+        """Map each file to "file", link to its target, and directory to "". Leave out files of apt and dpkg."""
         found = {}
         for directory, names, files in os.walk(self.path):
             for name in (*names, *files):

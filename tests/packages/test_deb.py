@@ -94,7 +94,7 @@ def test_python_that_is_another_one(debian: Machine, packages: Path) -> None:
     assert pack.exists()
 
 
-# Make the same packages under another version, also in their modules.
+# Make the same packages with another version number, in their modules too.
 OTHER = """
 set -e
 for package in penroot penroot-slurm-plugin; do

@@ -51,7 +51,7 @@ def interface(include: Path, work: Path) -> str:
 
 @pytest.mark.parametrize("release", ["trixie", "forky"])
 def test_headers_of_other_slurms_have_the_same_numbers(release: str, tmp_path: Path) -> None:
-    """So the plugin is the same with each set of headers."""
+    """The plugin depends on no other numbers of the headers, so each set of headers makes the same plugin."""
     ours = interface(Path("/usr/include"), tmp_path)
     with machine(release, f"headers-{release}", slurm=False) as debian:
         script = "apt-get -qq update; cd /srv; apt-get -qq download libslurm-dev; dpkg-deb -x libslurm-dev_*.deb ."

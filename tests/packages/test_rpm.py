@@ -38,7 +38,7 @@ def stand_in(
 
 
 def newer(packages: Path, work: Path, to: Path) -> None:
-    """Rebuild the packages as version 9.9 and another build, also in their modules and plugins."""
+    """Rebuild the packages with the version 9.9 and another commit, in their modules and plugins too."""
     root = work / "root"
     root.mkdir()
     for path in packages.glob("*.rpm"):
@@ -95,7 +95,7 @@ def test_later_slurm_and_upgrade_during_use(packages: Path, tmp_path: Path) -> N
         before = debian.files()
         said = dnf(debian, "install ./penroot-1*.rpm ./penroot-slurm-plugin-1*.rpm")
         assert "[INFO] Slurm is not installed on this machine; the plugin is selected once it is\n" in said
-        (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # in spite of the trigger
+        (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # one version, although a trigger ran too
         # Install Slurm, upgrade it, reinstall Python, install AppArmor.
         for slurm in ("24.11", "25.05"):
             program = f"#!/bin/sh\necho slurm {slurm}.1\n"

@@ -1,4 +1,4 @@
-"""Run the command lines of lines/*.t with penroot and with enroot, and compare the results with the files.
+"""Run the command lines of lines/*.t with penroot and with enroot, and compare their results with those in the files.
 
 The files have the format of cram. A command begins with ``  $ ``, and its further lines with ``  > ``. Its stdout
 follows, and ``  [STATUS]`` if its exit status is not 0. If penroot's result differs, ``  ~ WHY`` follows, with words
@@ -61,11 +61,11 @@ class Line:
 
 @dataclass
 class Transcript:
-    """A file of lines. The lines run in order in one directory."""
+    """A file of lines. The command lines run in order, in one directory."""
 
     path: pathlib.Path
     lines: list[Line] = field(default_factory=list)
-    prose: dict[int, list[str]] = field(default_factory=dict)  # text before a line, by the index of that line
+    prose: dict[int, list[str]] = field(default_factory=dict)  # text before a command line, by its index
 
     def write(self) -> None:
         out: list[str] = []
@@ -254,7 +254,7 @@ fi
 
 
 class Dated(Image):
-    """An image with a history. With it, a registry can offer the older manifest that enroot requests first."""
+    """An image with a history, from which a registry makes the older manifest that enroot requests first."""
 
     def config(self) -> bytes:
         config = json.loads(super().config())
@@ -330,13 +330,13 @@ def outcomes(transcript: Transcript, program: pathlib.Path | None, host: str) ->
 
 
 def compare(transcript: Transcript, enroot: list[str], ours: list[str]) -> Iterator[str]:
-    """Yield the results that differ from the file, and the lines whose results differ between both programs."""
+    """Yield the results that differ from the file, and the lines with different results of enroot and penroot."""
     for line, theirs, mine in zip(transcript.lines, enroot, ours, strict=True):
         where = f"{transcript.path.name}:{line.number}: $ {line.command}"
         if theirs != line.enroot:
-            yield f"{where}\nenroot, as written:\n{line.enroot}enroot, as it is:\n{theirs}"
+            yield f"{where}\nenroot, in the file:\n{line.enroot}enroot, now:\n{theirs}"
         if mine != line.expected:
-            yield f"{where}\nours, as written:\n{line.expected}ours, as it is:\n{mine}"
+            yield f"{where}\nours, in the file:\n{line.expected}ours, now:\n{mine}"
         if theirs != mine:
             known = bool(line.why) and documented(line.why)
             yield f"{where}\n{_KNOWN if known else 'UNDOCUMENTED: '}{line.why}\nenroot:\n{theirs}ours:\n{mine}"

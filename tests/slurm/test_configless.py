@@ -19,7 +19,7 @@ from tests.waiting import until
 SITE = "/home/opt"  # all nodes of this lab see the directory, and no other lab does
 PLUGIN = f"{SITE}/lib/penroot/spank_pyxis.so"
 NAME = ("sh", "-c", "echo $IMAGE_NAME")
-FIX = "fix: on the host of slurmctld: pyxis-py install (it edits plugstack.conf itself); scontrol reconfigure"
+FIX = "fix: on the host of slurmctld: pyxis-py install (it adds a line to plugstack.conf); then scontrol reconfigure"
 
 
 @pytest.fixture(scope="module")

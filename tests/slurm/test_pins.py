@@ -245,7 +245,7 @@ def test_a_registry_that_only_nodes_reach(lab: Lab, tag: Tag) -> None:
     with lab.unreachable("ctl", "registry"):
         lab.run("cat > job.sh", input=f"#!/bin/sh\n{SHOW}\n")
         done = lab.run(["sbatch", "--parsable", "-w", "n1", "-o", "out", *words, "job.sh"])
-        warning = f"--container-image={tag.image} cannot be looked up now; each step will look it up: "
+        warning = f"--container-image={tag.image} cannot be looked up now: "
         assert done.stderr.count(warning) == 1, done.stderr
         assert output(lab, done.stdout.strip()).endswith("1\n")
         refused = lab.run(["sbatch", *words, "--container-pin=yes", "job.sh"], check=False)

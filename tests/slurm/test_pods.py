@@ -71,7 +71,7 @@ def test_steps_of_an_ordinary_pod(lab: Lab) -> None:
         report = srun(lab, "sh", "-c", CHECK)
         assert "bad " not in report
         assert "warn ProctrackType=proctrack/linuxproc does not track the helper of a step" in report
-        assert "fix: control groups are read-only in this pod: privileged: true, then proctrack/cgroup" in report
+        assert "fix: make control groups writable in this pod (privileged: true), then set proctrack/cgroup" in report
 
 
 @pytest.mark.parity("pyxis-py check reports the same as a step in that pod")

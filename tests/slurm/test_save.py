@@ -49,7 +49,7 @@ def test_a_named_container_stays_beside_its_file(lab: Lab) -> None:
 def test_saved_path_is_named_if_the_step_ran_elsewhere(lab: Lab) -> None:
     done = lab.run(f"cd; srun -w n1 {IMAGE} {SAVE} true; srun -w n1 --chdir=/var/tmp {IMAGE} {SAVE} true")
     lab.run(["rm", "/var/tmp/saved.sqsh"], node="n1")
-    assert done.stderr.count("pyxis: n1: --container-save=saved.sqsh is /var/tmp/saved.sqsh") == 1
+    assert done.stderr.count("pyxis: n1: --container-save=saved.sqsh: the file is /var/tmp/saved.sqsh") == 1
     assert done.stderr.count(" is /") == 1
 
 

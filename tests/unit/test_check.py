@@ -38,7 +38,7 @@ def about_slurm(fp: FakeProcess, programs: Path, *lines: str) -> list[Finding]:
 @pytest.mark.parametrize("tracking", ["proctrack/linuxproc", "proctrack/pgid"])
 def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking: str) -> None:
     [finding] = about_slurm(fp, programs, f"ProctrackType           = {tracking}")
-    assert (finding.verdict, finding.fix) == ("bad", "ProctrackType=proctrack/cgroup in slurm.conf")
+    assert (finding.verdict, finding.fix) == ("bad", "set ProctrackType=proctrack/cgroup in slurm.conf")
     assert f"ProctrackType={tracking} does not track the helper of a step" in finding.what
 
 

@@ -174,7 +174,7 @@ def test_foreign_file_is_not_written_to(tmp_path: pathlib.Path, capsys: pytest.C
     assert other.read_text() == "precious\n"
     stderr = capsys.readouterr().err
     assert stderr.count("[WARN] events are not recorded: ") == 1 and "ENROOT_EVENTS" in stderr
-    words = {"pipe": "is not a regular file", "link": "is a symbolic link", "second name": "has other names"}
+    words = {"pipe": "is not a regular file", "link": "is a symbolic link", "second name": "has several hard links"}
     assert words.get(kind, "No such file or directory") in stderr
 
 

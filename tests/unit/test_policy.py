@@ -93,7 +93,7 @@ def test_all_requirements_of_a_scope_count() -> None:
 def test_unsupported_requirements_admit_nothing(more: dict[str, Any]) -> None:
     document = {"default": [ACCEPT], "transports": {"docker": {"reg.site": [more]}}}
     error = rule(document, "docker://reg.site#x").refusal("x")
-    assert error and "needs" in str(error) and "(docker: reg.site)" in str(error) and "keyPath" in error.hint
+    assert error and "must have" in str(error) and "(docker: reg.site)" in str(error) and "keyPath" in error.hint
     assert rule(document, "docker://other.site#x").refusal("x") is None
 
 

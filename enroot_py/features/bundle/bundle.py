@@ -2,8 +2,8 @@
 
 The file consists of a shell script, a tar.gz with Python and its modules (carry.py), and the unchanged squashfs image.
 The script, header.sh, unpacks the tar.gz and runs bundled.py. The host needs sh, mkdir, tar and gzip, and sha256sum if
-the bundle has a checksum. If the bundle has squashfuse and the host has /dev/fuse, the image is mounted from the file.
-Otherwise it is unpacked.
+the bundle has a checksum. If the bundle or the host has squashfuse, and the host has /dev/fuse, the image is mounted
+from the file. Otherwise the image is unpacked.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class Bundle:
         )
 
     def write(self) -> None:
-        """Write the complete file, or none. Raises ImageError, PenrootError."""
+        """Write the bundle. On failure, leave no partial file. Raises ImageError, PenrootError."""
         squashfs.check(self.image)
         containers.admit_file(self.image, self.settings)
         if self.output == mksquashfs.STDOUT:
@@ -64,7 +64,7 @@ class Bundle:
         mksquashfs.check_output(self.path, self.settings)
         making.sweep(os.path.dirname(self.path))
         if not carried.installed("squashfuse_ll", "squashfuse"):
-            log.warn("squashfuse is not installed on this host: the bundle will unpack its image at every run")
+            log.warn("squashfuse is not installed here: hosts without squashfuse will unpack the image at every run")
         with _readable(self.image, self.settings) as source:
             runtime = self._runtime(source)
             try:
@@ -106,7 +106,7 @@ class Bundle:
         })  # fmt: skip
 
     def _includes(self, setting: Setting) -> bool:
-        """Return whether to include a setting: the user or the site has set it, and it is not a path on this node."""
+        """Return whether to include a setting: with --all, each setting of the user or the site that is not a path."""
         return self.everything and self.settings.origin(setting) != "default" and setting.kind != "path"
 
     def _runtime(self, source: str) -> bytes:
@@ -154,7 +154,7 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
     if compression in _PORTABLE:
         yield image
         return
-    log.info(f"converting {image} from {compression} to {_CONVERTED}, which every host supports")
+    log.info(f"converting {image} from {compression} to {_CONVERTED}, because not every host can read {compression}")
     making.sweep(settings.temp_path)
     with contextlib.ExitStack() as stack:
         try:
@@ -171,7 +171,7 @@ def _readable(image: str, settings: Settings) -> Iterator[str]:
 
 
 def _unpacked_size(source: str, image: str) -> int:
-    """Return the bytes of all files in ``source``, which is the ``image`` or a copy of it. Raises ImageError."""
+    """Return the total size of the files in ``source``, which is the ``image`` or a copy of it. Raises ImageError."""
     command = [run.find("unsquashfs", package="squashfs-tools"), "-lln", source]
     listing = unsquashfs.run_tool(command, image)
     return sum(int(line[1]) for line in map(_LISTED.match, listing.splitlines()) if line)

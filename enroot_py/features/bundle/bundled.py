@@ -2,8 +2,8 @@
 
 header.sh unpacks the interpreter, the modules and the programs of the bundle into a directory, and calls run(). run()
 removes the directory before the container's program begins: by then, everything needed from the directory is in
-memory or mounted. If the image had to be unpacked there, a process outside the container removes the directory after
-the end of the container.
+memory or mounted. If the image had to be unpacked into the directory, a process outside the container removes the
+directory after the end of the container.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from enroot_py.runtime import fstab, mounting, namespaces, rootfs, squashfuse, s
 from enroot_py.runtime.rootfs import Source
 from enroot_py.store import squashfs
 
-ABOUT = "about"  # metadata from `penroot bundle`
+ABOUT = "about"  # the file in which `penroot bundle` writes metadata
 PREFIX = "penroot-bundle."
 _LIVE = "live"  # a file that is open for writing while the directory is in use
 _SCRATCH = "runtime"
 _STARTING_S, _ABANDONED_S = 60, 3600
 _SHOW_PROGRESS_BYTES = 64 << 20
-_FUSE = os.makedev(10, 229)  # devices.txt
+_FUSE = os.makedev(10, 229)  # /dev/fuse: the kernel's devices.txt
 
 USAGE = """\
 
@@ -54,7 +54,7 @@ USAGE = """\
 """
 _LETTERS = {"help": "h", "info": "i", "verify": "v", "keep": "k", "extract": "x", "quiet": "q"}
 _ACTIONS = {word: action for action, letter in _LETTERS.items() for word in (f"-{letter}", f"--{action}")}
-_FINAL_ACTIONS = ("help", "info", "verify")  # later options are not read
+_FINAL_ACTIONS = ("help", "info", "verify")  # options after one of these are not read
 _START_FLAGS = ("-r", "--root", "-w", "--rw", "--pid", "--net", "--ipc", "--uts")
 _START_VALUES = ("-c", "--conf", "-e", "--env", "-m", "--mount", "--rc")
 
@@ -70,7 +70,7 @@ def run(words: list[str]) -> int:
     """
     carried.directory, path, offset, live, checksum, *words = words
     sys.argv[0] = path
-    for name in ("LD_PRELOAD", "LD_AUDIT"):  # header.sh renamed them: they are not for the bundle's Python
+    for name in ("LD_PRELOAD", "LD_AUDIT"):  # header.sh renamed these, to hide them from the bundle's Python
         if (value := os.environ.pop(f"PENROOT_{name}", None)) is not None:
             os.environ[name] = value
     work = WorkDirectory(carried.directory, int(live or -1))
@@ -83,7 +83,7 @@ def run(words: list[str]) -> int:
 class WorkDirectory:
     """The directory that header.sh unpacked into.
 
-    This process removes the directory. If this process is killed, a later run of a bundle removes it.
+    This process removes the directory. If this process is killed, a later run of any bundle removes the directory.
     """
 
     def __init__(self, path: str, live: int) -> None:
@@ -117,7 +117,7 @@ class WorkDirectory:
             _remove(self._parent, self._name)
 
     def sweep(self) -> None:
-        """Remove directories that killed bundles of this user have left in the same place."""
+        """Remove directories that killed bundles of this user have left in the same parent directory."""
         for name in os.listdir(self._parent):
             if name.startswith(PREFIX) and name != self._name and _is_abandoned(self._parent, name):
                 try:
@@ -212,7 +212,7 @@ class BundleOptions(start.Options):
 
 
 def parse(words: list[str]) -> BundleOptions:
-    """Return the options of a command line, up to --help, --info or --verify. Raises UsageError."""
+    """Parse a command line. Ignore the words after --help, --info or --verify. Raises UsageError."""
     options = BundleOptions()
     rest = list(words)
     while rest and rest[0].startswith("-") and rest[0] != "-":
@@ -331,7 +331,7 @@ class Bundled:
         for name in options.env:
             if "=" not in name and not (name.isascii() and name.isidentifier()):
                 hint = f"set the value: --env {name}=VALUE"
-                raise UsageError(f"--env {name}: the shell does not export a variable of this name", hint=hint)
+                raise UsageError(f"--env {name}: a shell cannot export a variable of this name", hint=hint)
         for name, value in self.about["settings"].items():
             os.environ.setdefault(name, value)
         os.environ["ENROOT_SYSCONF_PATH"] = self.work.path + "/etc/system"

@@ -1,7 +1,7 @@
-"""Collect the Python and the programs of a bundle: files of this node, by their paths in the bundle.
+"""Collect the files of a bundle from this node: Python, its modules and programs. Their paths in the bundle:
 
     programs/   python3, unsquashfs, squashfuse
-    loaders/    for each program, a link to the loader that starts it: base/carried.py
+    loaders/    for each program, a link of the same name to the loader: base/carried.py
     libraries/  the loader and the shared libraries
     lib/        modules of the standard library that every start imports; Python finds lib/ beside programs/
     penroot/    penroot's modules, hooks and helper programs
@@ -40,11 +40,11 @@ HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
-# A start imports a feature's modules of these names.
+# A start imports these modules of a feature. They are named after sockets: base/features.py.
 _SOCKETS = {"settings", "outside", "start", "recorder"}
-_LAZY_PACKAGES = ("base", "config", "runtime", "features")  # of these packages, imports within functions count too
+_LAZY_PACKAGES = ("base", "config", "runtime", "features")  # in these packages, imports within functions count too
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # imported by Python itself
-_OMITTED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # optional for Python, with large libraries
+_OMITTED = ("_hashlib", "_bz2", "_lzma", "yaml._yaml")  # Python works without these; they need large libraries
 _FOR_SITE_HOOKS = ("pwd", "grp", "fcntl", "json", "re", "subprocess")
 _STATEMENTS = (ast.stmt, ast.excepthandler, ast.match_case)
 _LIST = """\
@@ -70,7 +70,7 @@ exec "$top/loaders/python3" --library-path "$top/libraries" "$top/programs/pytho
 from {module} import main; main()' "$top" "$0" "$@"
 """
 
-File = tuple[str, bytes, int]  # path in the bundle, content, mode; with mode 0, a symbolic link to the content
+File = tuple[str, bytes, int]  # path in the bundle, content, mode; mode 0: a symbolic link, content is its target
 
 
 def files(site_hooks: Iterable[str]) -> Iterator[File]:
@@ -173,7 +173,7 @@ def _source(module: str) -> bytes:
 
 
 def _imported(source: bytes, *, everything: bool) -> Iterator[str]:
-    """Yield the modules that a source imports at load time. With ``everything``, also yield those of its functions."""
+    """Yield the modules that a source imports at load time. With ``everything``, include imports in functions."""
     try:
         tree = ast.parse(source)
     except SyntaxError:
@@ -219,7 +219,7 @@ def _libraries(programs: dict[str, str], extensions: list[str]) -> Iterator[File
     environ = {key: value for key, value in os.environ.items() if key not in ("LD_PRELOAD", "LD_AUDIT")}
     for path in (*programs.values(), *extensions):
         if path in programs.values() and interpreter(path) != loader:
-            raise PenrootError(f"cannot bundle {path}: its loader is not that of {programs['python3']}, {loader}")
+            raise PenrootError(f"cannot bundle {path}: its loader is not {loader}, the loader of Python")
         for line in run.Program([loader, "--list", path], environ=environ).run().splitlines():
             soname, arrow, location = line.strip().partition(" => ")
             if arrow and location.startswith("/"):
@@ -255,13 +255,13 @@ def _hooks() -> Iterator[File]:
 
 
 def _helpers() -> Iterator[File]:
-    """Yield the programs that hooks call, with penroot and enroot names, and static programs that a start calls."""
+    """Yield the programs that hooks call, as penroot-NAME and enroot-NAME, and static programs that a start calls."""
     for module, names in HELPERS.items():
         for name in names:
             for prefix in ("penroot", "enroot"):
                 yield f"penroot/libexec/{prefix}-{name}", _HELPER.format(module=module).encode(), 0o755
     for name in _STATIC:
-        for directory in ("libexec", "c_shims/programs/build"):  # an installation's, a source tree's
+        for directory in ("libexec", "c_shims/programs/build"):  # in an installation, in a source tree
             if os.path.isfile(path := f"{LIBRARY}/{directory}/{name}"):
                 yield f"penroot/libexec/{name}", _content(path), 0o755
 

@@ -1,8 +1,8 @@
 #!/bin/sh
 # A container in one file, made by penroot: run it, or see --help. It needs a
 # kernel with user namespaces, /bin/sh, tar, gzip and mkdir, and sha256sum if
-# it has a checksum. After this script come a tar.gz with Python, its loader
-# and libraries, which start the container, and a squashfs image.
+# it has a checksum. After this script come a tar.gz and a squashfs image. The
+# tar.gz has the Python, loader and libraries that start the container.
 set -eu
 fail() {
     printf '[ERROR] %s\n' "$1" >&2
@@ -22,10 +22,11 @@ case $0 in
 esac
 [ -r "$self" ] || fail "cannot read $self: run this file by its path"
 IFS= read -r id </proc/sys/kernel/random/uuid || fail "/proc is not mounted"
-[ ! -d /proc/self/fd/0 ] || exec </dev/null # Python refuses a directory
+[ ! -d /proc/self/fd/0 ] || exec </dev/null # Python does not start if stdin is a directory
 hint='set ENROOT_TEMP_PATH to a directory that you own'
 
-# This run or a later run removes the directory. Its file "live" is open for writing while the directory is in use.
+# The bundle is unpacked into $work. This run or a later run removes this directory. The file "live" in the directory is
+# open for writing while the directory is in use.
 work='' live=''
 clean() {
     [ -z "$work" ] || ! command -v rm >/dev/null || rm -rf "$work" 2>/dev/null || :
@@ -39,7 +40,7 @@ unpack() {
     why='' work=
     [ -d "$1/." ] || why='is not a directory'
     [ -n "$why" ] || [ -w "$1/." ] || why='cannot be written'
-    # Another user who can write there could replace our programs, unless the sticky bit is set.
+    # Another user who can write to $1 could replace our programs, unless the sticky bit is set.
     # shellcheck disable=SC3065,SC3067 # dash and busybox have both
     [ -n "$why" ] || [ -k "$1/." ] || [ -O "$1/." ] || why='can be written by others, and is not sticky'
     [ -z "$why" ] || return 1
@@ -70,7 +71,7 @@ run() {
     "$work/loaders/python3" --library-path "$work/libraries" "$@"
 }
 
-# LD_PRELOAD is for programs of the host. The container still gets it with --env.
+# LD_PRELOAD and LD_AUDIT are for the host's programs: hide them here. --env can still pass them to the container.
 for name in LD_PRELOAD LD_AUDIT; do
     eval "[ -z \"\${$name-}\" ] || { export PENROOT_$name=\"\$$name\"; unset $name; }"
 done

@@ -1,6 +1,6 @@
-"""AMD GPUs, Intel GPUs and Gaudi: find the devices, select those of a container, and add the host's libraries for them.
+"""Find AMD GPUs, Intel GPUs and Gaudi devices, select a container's devices, and add the host's libraries for them.
 
-GPUs are numbered in the order of their render nodes, as in gres.conf. A container gets no nodes of other GPUs, because
+GPUs are numbered in the order of their render nodes, as in gres.conf. Unselected GPUs have no node in the container:
 ROCm skips a GPU without a node, but fails altogether if opening a node returns EACCES. Sources: the kernel's ABI
 documentation of sysfs, KFD's topology; ROCR-Runtime, topology_sysfs_check_node_supported(); ROCm, "GPU isolation
 techniques"; Intel Gaudi, "Multiple Dockers Each with a Single Workload".
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
 _KFD = "/sys/class/kfd/kfd/topology/nodes"
-_FIRST_RENDER = 128  # minor of the first render node: the kernel's drm_drv.c
+_FIRST_RENDER = 128  # minor number of the first render node: the kernel's drm_drv.c
 
 
 class Accelerator(Frozen):
@@ -37,8 +37,9 @@ class Accelerator(Frozen):
 class Vendor(Frozen):
     """The devices, variables and libraries of one vendor.
 
-    ``visible`` is the variable by which the image or the user selects devices. Slurm sets ``masks`` to the devices of a
-    task. An image without the library ``main`` gets the host's ``libraries`` (name prefixes) that it lacks.
+    ``visible`` is the variable by which the image or the user selects devices. Slurm sets the variables ``masks`` to
+    the devices of a task. If an image lacks the library ``main``, it gets the host's ``libraries`` (prefixes of names)
+    that it lacks.
     """
 
     name: str
@@ -139,7 +140,7 @@ def _has_vendor(host: Host, vendor: Vendor, path: str) -> bool:
 
 
 def _kfd_gpus(host: Host) -> dict[int, str]:
-    """Return the UUIDs of AMD GPUs, and of partitions of GPUs, by render minor."""
+    """Return the UUIDs of AMD GPUs, and of partitions of GPUs, by the minor number of the render node."""
     gpus = {}
     for node in host.list(_KFD):
         lines = host.read(f"{_KFD}/{node}/properties").decode("ascii", "replace").splitlines()
@@ -161,7 +162,7 @@ def _nodes(host: Host, vendor: Vendor, number: int) -> tuple[str, ...]:
 
 
 class VendorPlan:
-    """Build the edits of a container for one vendor's devices."""
+    """Build the changes to a container (Edits) for one vendor's devices."""
 
     def __init__(self, context: Context, vendor: Vendor, visible: str) -> None:
         self.context = context
@@ -198,7 +199,7 @@ class VendorPlan:
         return shown(f"{self.vendor.visible}={self.visible}")
 
     def _select_allocated(self, allocated: str) -> list[Accelerator]:
-        """Return the devices of the step's tasks. If they are unknown, return all: the device cgroup denies the others.
+        """Return the devices of the step's tasks. If they are unknown, return all: the device cgroup denies the rest.
 
         If the masks of the tasks number all devices of the node, or if the vendor's masks are stacked, set PENROOT_GPUS
         and PENROOT_GPU_KIND in the container's environment, so that pyxis_py/node/gpus.py renumbers the masks.
@@ -224,7 +225,7 @@ class VendorPlan:
     def _is_number(self, device: Accelerator, number: str) -> bool:
         """Check whether ``number`` is Slurm's number of a device.
 
-        Slurm uses the index of the device, or before Slurm 21.08 the number of its node.
+        Slurm's number is the index of the device. Before Slurm 21.08, it is the number in the name of the device node.
         """
         if not number.isdecimal():
             return False
@@ -251,7 +252,7 @@ class VendorPlan:
         return [chosen[number] for number in sorted(chosen)]
 
     def _hide_others(self, selected: list[Accelerator]) -> None:
-        """Hide the nodes of unselected devices. Nodes that belong to no device stay, such as a display-only card's."""
+        """Hide the nodes of unselected devices. Keep nodes of no device, such as a display-only card's node."""
         hidden = {node for device in self.all if device not in selected for node in device.nodes}
         self.edits.emptied.append(self.vendor.folder)
         for name in self.host.list(self.vendor.folder):
@@ -306,7 +307,7 @@ class VendorPlan:
             known = ldcache.find(self.host.read("/etc/ld.so.cache"), self.vendor.libraries)
         except ldcache.DAMAGE:
             known = []
-        unversioned = self.vendor.main.endswith(".so")  # the names have no version, unlike libhsa-runtime64.so.1
+        unversioned = self.vendor.main.endswith(".so")  # then names of libraries have no version
         for directory in self._directories():
             for name in self.host.list(directory):
                 is_soname = name.endswith(".so") if unversioned else len(name.rpartition(".so.")[2]) < 3

@@ -1,8 +1,8 @@
-"""The GPUs that Slurm allocated to a step, from the environment of a task.
+"""Find the GPUs that Slurm allocated to a step, in the environment of one of its tasks.
 
-SLURM_STEP_GPUS numbers the GPUs of the node in the order of gres.conf. The masks of a task, such as
-CUDA_VISIBLE_DEVICES, number the GPUs of the node too, or with ConstrainDevices only the allocated GPUs. Sources:
-gres.conf(5), srun(1), Slurm's common_gres_set_env().
+SLURM_STEP_GPUS numbers the GPUs of the node in the order of gres.conf. A task also has masks: variables such as
+CUDA_VISIBLE_DEVICES. Masks number all GPUs of the node; with ConstrainDevices, masks number only the allocated GPUs.
+Sources: gres.conf(5), srun(1), Slurm's common_gres_set_env().
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Mapping
 
-UNNUMBERED = "all"  # Slurm reports how many GPUs a step has, but not their numbers
+UNNUMBERED = "all"  # stands for the step's GPUs if Slurm reports only how many there are
 
 
 def gpu_numbers(caller: Mapping[str, str]) -> str:
-    """Return the GPU numbers of the step, or of the job outside a step.
+    """Return the numbers of the step's GPUs. Outside a step, return the numbers of the job's GPUs.
 
     Return UNNUMBERED if Slurm does not report the numbers, and "" if there is no GPU.
     """
@@ -63,6 +63,6 @@ def _gpus_of_all_tasks(caller: Mapping[str, str], task_gpus: list[str]) -> list[
     if caller.get("SLURM_GPUS_ON_NODE") == str(len(task_gpus)):
         return task_gpus
     job_gpus = caller.get("SLURM_JOB_GPUS", "").split(",")
-    # SLURM_JOB_GPUS is about the node of the batch script.
+    # SLURM_JOB_GPUS lists the GPUs of the node that runs the batch script.
     is_this_node = caller.get("SLURM_JOB_NUM_NODES") == "1" and set(task_gpus) <= set(job_gpus)
     return job_gpus if is_this_node else []

@@ -1,6 +1,6 @@
 """Container Device Interface: apply the device specifications that vendors write for all runtimes.
 
-Each specification is parsed once and cached in the user's cache until the file changes. Source: Container Device
+A parsed specification stays in the user's cache until the file changes. Source: Container Device
 Interface Specification, "CDI JSON Specification" and containerEdits; versions 0.3 to 1.1.
 """
 
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # in order of increasing precedence
 # Exceptions that values of a wrong type or form in a specification raise.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
-# NVIDIA hooks that are not needed: other devices are hidden anyway, nodes are bound and not created, and
+# NVIDIA hooks that are not needed: penroot hides other devices anyway, it binds nodes and creates none, and
 # nvidia/driver.py handles CUDA's compatibility package.
 _NEEDLESS = {"chmod", "enable-cuda-compat", "disable-device-node-modification", "update-application-profile"}
 
@@ -88,7 +88,7 @@ class Specifications:
         return list(self._failed.values())
 
     def missing_path(self, kind: str, names: list[str]) -> str:
-        """Return the first path of the devices that the host lacks, for example after a driver update, or "".
+        """Return the first path that the devices need but the host lacks (for example after a driver update), or "".
 
         Raises HookError for an invalid specification.
         """

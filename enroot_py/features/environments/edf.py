@@ -1,8 +1,8 @@
-"""The content of an environment file. edf_parser.py reads the file: for a step, at submission.
+"""The content of an environment file. edf_parser.py reads the file; for a step, it does so at submission.
 
-Nodes get the content with the step, as text, and need no access to the file. Source of the format: docs.cscs.ch, "EDF
-reference". Steps with an environment file wait for the import of this module, so it does not import re, and imports
-json only within functions.
+Nodes get the content with the step, as text, and need no access to the file. Each step with an environment file waits
+for the import of this module, so it does not import re, and imports json only within functions. Source of the format:
+docs.cscs.ch, "EDF reference".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ DEFAULTS = {"entrypoint": False, "writable": True}
 
 
 def is_of_job(variable: str) -> bool:
-    """Return whether only the running job knows a variable. At submission, it may have the value of another job."""
+    """Return whether only the running job knows a variable. At submission, it may still have another job's value."""
     return variable.startswith("SLURM_")
 
 
@@ -63,7 +63,7 @@ class Environment(Frozen):
         return (entry for entry in self.entries if entry.key == key)
 
     def last(self, key: str) -> FileEntry | None:
-        """Return the last entry of a key, or None. An empty text means None, except for the image."""
+        """Return the last entry of a key, or None if there is none or its text is empty. An empty image is returned."""
         entries = list(self.all(key))
         return entries[-1] if entries and (entries[-1].text or key == "image") else None
 
@@ -77,7 +77,7 @@ class Environment(Frozen):
         return (bool(true_or_false(entry.text)), entry.where) if entry else (DEFAULTS[key], DEFAULT)
 
     def annotation(self, name: str) -> tuple[bool, str] | None:
-        """Return whether an annotation is true, and its origin. Return None if it is not set. Raises ConfigError."""
+        """Return whether an annotation is true, and its origin; None if it is unset or empty. Raises ConfigError."""
         entry = self.by_name("annotations").get(name)
         if entry is None:
             return None

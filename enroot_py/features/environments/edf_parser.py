@@ -1,7 +1,7 @@
 """Find and parse environment files in TOML, with the line of each value.
 
-Source: docs.cscs.ch, "EDF reference" and "Using container engine". Steps normally do not import this module:
-parsing TOML takes longer than starting a container.
+Source: docs.cscs.ch, "EDF reference" and "Using container engine". On a node, a step normally does not import this
+module, because parsing TOML takes longer than starting a container.
 """
 
 from __future__ import annotations
@@ -63,16 +63,16 @@ _TYPE_NAMES = {str: "a string", bool: "true or false", list: "an array of string
 # Keys whose values may contain $NAME without braces, as in bash. In other values, $NAME without braces stays
 # unchanged: a program may expand it.
 _BARE_NAME_KEYS = ("base_environment", "image", "mounts", "workdir", "devices")
-# Patterns for the values that no option's parser checks.
+# Patterns for values of keys that no parser of an srun option checks.
 _ANY_TEXT = re.compile(".*", re.DOTALL)
 _FORMS = {
     "workdir": (re.compile("/.*", re.DOTALL), "an absolute path"),
     "devices": (re.compile("/dev/.+|[^/=]+/[^/=]+=.+"), "a path in /dev or a CDI name"),
 }
 _BARE_NAME = re.compile(r"(?<!\$)((?:\$\$)*)\$([A-Za-z_]\w*)", re.ASCII)
-_DUPLICATE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # messages of tomllib
+_DUPLICATE = re.compile("Cannot (overwrite|declare|mutate)|Duplicate")  # tomllib's messages about duplicates
 _HOOK = re.compile(r"com\.hooks\.(.+)\.enabled")
-# CSCS hooks that we replace. The same annotation enables our replacement.
+# CSCS hooks that we replace. The annotation that enables a hook at CSCS enables our replacement.
 REPLACED_HOOKS = frozenset(("cxi", "aws_ofi_nccl"))
 _SARUS = "com.sarus."  # annotations of Sarus Suite
 _NETSTACK = "com.hooks.netstack."  # annotations that select CSCS's Slingshot libraries built for containers
@@ -87,7 +87,7 @@ _ANNOTATIONS_BY_PREFIX = {
 
 
 def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Environment:
-    """Read the environment ``name`` for a process in ``cwd``. ``origin`` is the option or variable that has the name.
+    """Read the environment ``name`` for a process in ``cwd``. ``origin`` is the option or variable with this name.
 
     Raises UsageError if a file does not exist, and ConfigError for an error in a file.
     """
@@ -129,7 +129,7 @@ def annotation_warning(environment: Environment) -> str:
     }
     netstack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
     source = netstack.get(f"{_NETSTACK}source")
-    if netstack and not (source and source.text.strip() == "host"):  # features/fabric mounts the libraries of the host
+    if netstack and not (source and source.text.strip() == "host"):  # features/fabric serves "host"
         missing["netstack"] = next(iter(netstack.values()))
     hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in missing.items()]
     annotations = environment.by_name("annotations").items()
@@ -327,7 +327,7 @@ def _parse(path: str, text: str) -> tuple[str, dict[str, Any]]:
 
 
 def _lines(text: str) -> dict[tuple[str, ...], int]:
-    """Return the line number of each key in valid TOML. For a long text, return only the first lines.
+    """Return the line number of each key in valid TOML. For a long text, omit the keys of its last lines.
 
     A statement ends with the first line that makes it valid TOML. The header of a table applies to the following lines.
     """
@@ -411,7 +411,7 @@ def _table_entries(key: str, table: dict[str, Any], locate: Callable[..., str]) 
 
 
 def _normalized(entry: FileEntry) -> FileEntry:
-    """Check an entry without the values of its variables. In values of _BARE_NAME_KEYS, replace $NAME by ${NAME}.
+    """Check an entry before its variables are expanded. In values of _BARE_NAME_KEYS, replace $NAME by ${NAME}.
 
     Raises ConfigError.
     """

@@ -1,8 +1,9 @@
 """Expand variables in environment files. Supports most of bash's forms of ``${…}``, but runs no shell and no command.
 
-``$$`` is a dollar sign. A ``$`` without braces is a dollar sign too, as at CSCS. Within braces, ``$NAME`` is a
-variable. Sources: docs.cscs.ch, "Environment variable expansion" and "Bash Expansion in EDFs"; bash(1), "Parameter
-Expansion". Steps with an environment file wait for the import of this module, so it imports re only for patterns.
+``$$`` is a dollar sign. A ``$`` without a brace after it is a dollar sign too, as at CSCS; but within ``${…}``,
+``$NAME`` is a variable. Each step with an environment file waits for the import of this module, so it imports re only
+for patterns.
+Sources: docs.cscs.ch, "Environment variable expansion" and "Bash Expansion in EDFs"; bash(1), "Parameter Expansion".
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ _EXAMPLE = 'for example mounts = ["/data:/data:ro"]'
 class StartFile:
     """The environment file of one start. Methods raise PenrootError.
 
-    ``job`` has the environment variables of the job. It is None to check a file before the job runs.
+    ``job`` has the environment variables of the job. To check a file before the job runs, pass None.
     """
 
     def __init__(self, file: Environment, job: Mapping[str, str] | None = os.environ) -> None:
@@ -31,7 +31,7 @@ class StartFile:
         self.mounts = tuple(_mounts(file, job))
         self.host = file.for_hooks(job)
         self._text("workdir")  # raises if the value is invalid
-        self.identity = file.dumps()  # ranks of one job with the same identity share a container
+        self.identity = file.dumps()  # MPI ranks of a job share a container if this is equal
 
     @property
     def target(self) -> str:
@@ -63,8 +63,8 @@ class StartFile:
     def fit(self, container: Container, command: tuple[str, ...]) -> Container:
         """Apply the working directory and the entrypoint of the file to the container.
 
-        If there is no command and the file does not set ``entrypoint``, run the entrypoint, because nothing else is to
-        be run.
+        If there is no command and the file does not set ``entrypoint``, run the entrypoint: there is nothing else to
+        run.
         """
         workdir = self._file.last("workdir")
         if workdir:

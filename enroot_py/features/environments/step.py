@@ -48,7 +48,7 @@ def _read_at_submission(job: Job, name: str, origin: str) -> Environment:
 
 
 def _read_on_node(job: Job, name: str, origin: str) -> Environment:
-    """Return the content from the submission of the step. If penroot did not run there, read the file on this node.
+    """Return the content from the submission of the step. If penroot did not run at submission, read the file here.
 
     Raises UsageError, ConfigError.
     """

@@ -1,1 +1,1 @@
-"""The host's network in containers: libfabric, UCX, the NCCL plugin, InfiniBand and RoCE: docs/howto/fabric.md."""
+"""Add the host's libfabric, UCX, NCCL plugin, InfiniBand and RoCE to containers: docs/howto/fabric.md."""

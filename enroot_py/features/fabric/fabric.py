@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 PARTS = ("libfabric", "ucx", "nccl")
 LIBFABRIC, VERBS, UCX = "libfabric.so.1", "libibverbs.so.1", ("libucp.so.0", "libuct.so.0", "libucs.so.0")
 PLUGINS = ("libnccl-net-ofi.so", "libnccl-net.so")
-API = {UCX[0]: "ucp_"}  # prefix of the public symbols, for a library without symbol versions
+API = {UCX[0]: "ucp_"}  # library without symbol versions -> prefix of its public symbols
 _MACHINE = os.uname().machine
 USUAL = (f"/usr/lib/{_MACHINE}-linux-gnu", f"/lib/{_MACHINE}-linux-gnu", "/usr/lib64", "/lib64", "/usr/lib", "/lib")
 # Directories of vendors outside the loader's directories, on hosts and in images.
@@ -53,7 +53,7 @@ _VARIANT = "com.hooks.aws_ofi_nccl.variant"
 
 
 def is_cxi(name: str) -> bool:
-    """Check whether a name in /dev is a Slingshot adapter's."""
+    """Check whether a name in /dev is the name of a Slingshot adapter."""
     return name.startswith("cxi") and name[3:].isdecimal()
 
 
@@ -64,7 +64,7 @@ def is_of_libc(name: str) -> bool:
 
 
 class Want(Frozen):
-    """A request for libfabric, ucx or nccl by ``origin``. ``without`` is a hint how to start without the part."""
+    """A request by ``origin`` for a part: libfabric, ucx or nccl. ``without`` says how to start without the part."""
 
     part: str
     origin: str
@@ -109,7 +109,7 @@ def _flag(annotations: Mapping[str, str], name: str) -> bool | None:
 class HostLibrary(Frozen):
     """A library of the host: the name that programs load, the real path, and the ELF contents.
 
-    If it is a module, which a main library loads with dlopen(3), it is in ``folder`` beside the main library.
+    A main library loads modules with dlopen(3). A module is in ``folder`` beside its main library.
     """
 
     name: str
@@ -137,14 +137,14 @@ class FabricPart(Frozen):
 class Stock:
     """The network libraries of a host.
 
-    ``known`` maps names to libraries, or to None if the host lacks one. ``verbs`` are the drivers of libibverbs and the
-    libraries that use its private symbols, ``configured`` the drivers' configuration files.
+    ``known`` maps a name to the host's library, or to None if there is none. ``verbs`` are the drivers of libibverbs
+    and the libraries that use its private symbols. ``configured`` are the drivers' configuration files.
     """
 
     def __init__(self, settings: Settings, environ: Mapping[str, str]) -> None:
         self.host = Host.of(environ)
         self.known: dict[str, HostLibrary | None] = {}
-        self.refused: dict[str, str] = {}  # by name: why the file is not used
+        self.refused: dict[str, str] = {}  # name of a library -> why its file is not used
         self.verbs: list[HostLibrary] = []
         self.configured: list[str] = []
         self._path = FabricSettings(settings).fabric_path
@@ -154,7 +154,7 @@ class Stock:
                 if flags & 0xFF00:
                     self._cached.setdefault(name, []).append(path)
         except ldcache.DAMAGE:
-            pass  # only the usual directories are searched then
+            pass  # then only the usual directories are searched
 
     def part(self, want: Want) -> FabricPart:
         """Find a part and all its dependencies."""
@@ -228,7 +228,7 @@ class Stock:
                     pending.append(dependency)
 
     def _find(self, name: str, first: Iterable[str]) -> HostLibrary | None:
-        """Return the library that the host's loader would load by name, or None. Skip files that others can change."""
+        """Return the library that the host's loader would load by name, or None. Skip files that users can change."""
         if self.known.get(name) is None:
             self.known[name] = next(self._opened(name, self._candidates(name, first)), None)
         return self.known[name]

@@ -1,6 +1,6 @@
 """Check whether the host's network libraries fit an image, and add them to the container.
 
-The image's loader loads the host's library, so the image's C library must provide every symbol version that the
+The image's loader loads the host's library, so the image's C library must provide every symbol version that the host's
 library needs. A host library that replaces a library of the image must also provide all public symbol versions of
 that library, since programs of the image may need them. Most dependencies come from the image if it has versions that
 fit; libraries of drivers and of UCX come from the host.
@@ -43,7 +43,7 @@ _LIBC = "libc.so.6"
 _OF_DRIVER = ("libcxi.so.1",)
 _OF_UCX = (*UCX, "libucm.so.0", "libucs_signal.so.0")  # UCX libraries share private symbols
 _RCCL = "librccl-net-ofi.so"  # the plugin's name for RCCL, AMD's NCCL
-_MAX_DIRECTORIES, _MAX_COPIES = 32, 16  # in LD_LIBRARY_PATH; of a library
+_MAX_DIRECTORIES, _MAX_COPIES = 32, 16  # directories in LD_LIBRARY_PATH; copies of a library
 
 
 class ImageLibrary(Frozen):
@@ -55,7 +55,7 @@ class ImageLibrary(Frozen):
 
 
 class ImageLibraries:
-    """The libraries of an image in its loader's order: LD_LIBRARY_PATH, the cache, the usual directories."""
+    """The libraries of an image in the order of its loader: LD_LIBRARY_PATH, the cache, the usual directories."""
 
     def __init__(self, context: Context, names: Iterable[str]) -> None:
         self._context = context
@@ -71,7 +71,7 @@ class ImageLibraries:
                 if flags & 0xFF00 and len(listed) < _MAX_COPIES:
                     listed.append(path)
         except ldcache.DAMAGE:
-            pass  # the loader then searches only directories
+            pass  # then the loader searches only directories
 
     def copies(self, name: str) -> list[ImageLibrary]:
         """Return up to _MAX_COPIES copies of a library in the image, starting with the copy that programs load."""
@@ -112,7 +112,7 @@ class Fit(Frozen):
 
 
 class Fitting:
-    """Fit parts of the host's network into one image. ``added`` are the libraries added so far."""
+    """Fit network libraries of the host into one image. ``added`` are the libraries added so far."""
 
     def __init__(self, context: Context, stock: Stock) -> None:
         self.context = context
@@ -134,7 +134,7 @@ class Fitting:
         return Fit(part, brought, [], left_out)
 
     def _extend(self, brought: dict[str, HostLibrary], modules: Iterable[HostLibrary]) -> list[str]:
-        """Add the modules that fit, with their dependencies. Return the other modules, each with the reason."""
+        """Add the modules that fit and their dependencies to ``brought``. Return why each other module does not fit."""
         left_out = []
         for module in modules:
             dependencies, reasons = self._with_dependencies([module], brought)
@@ -147,7 +147,7 @@ class Fitting:
     def _with_dependencies(
         self, libraries: Iterable[HostLibrary], before: dict[str, HostLibrary]
     ) -> tuple[dict[str, HostLibrary], list[str]]:
-        """Return the host's libraries that ``libraries`` need in the image, and the reasons why they do not fit."""
+        """Return ``before`` plus ``libraries`` and their host dependencies, and the reasons why some do not fit."""
         brought, reasons = dict(before), []
         pending = list(libraries)
         while pending:
@@ -163,7 +163,7 @@ class Fitting:
                     pending.append(dependency)
                 else:
                     node, refusal = os.uname().nodename, self.stock.refused.get(name, "")
-                    lack = f"{node}'s cannot be used: {refusal}" if refusal else f"{node} has none"
+                    lack = f"{node}'s library cannot be used: {refusal}" if refusal else f"{node} has none"
                     reasons.append(f"{library.path} needs {name}, which the image lacks, and {lack}")
         return brought, list(dict.fromkeys(reasons))
 
@@ -172,7 +172,7 @@ class Fitting:
         return bool(library.folder or self.image.copies(library.name))
 
     def _image_has(self, library: HostLibrary, name: str) -> bool:
-        """Check whether the image has the dependency ``name`` of a library, with the symbol versions it needs."""
+        """Check whether the image has the dependency ``name`` of a library, in the versions that the library needs."""
         image_library = self.image.first(name)
         if image_library is None or name in (*_OF_DRIVER, *_OF_UCX):
             return False
@@ -245,12 +245,12 @@ class Fitting:
             return {path.rpartition("/")[0] for path in placed}
         verbs = self.stock.known.get(VERBS)
         if module.folder == "libibverbs" and verbs:
-            return {verbs.directory}  # libibverbs has its path compiled in
+            return {verbs.directory}  # this path is compiled into libibverbs
         return {library_directory(self.context, 64)}
 
 
 def newest(versions: Iterable[str], prefix: str = "") -> str:
-    """Return the version with the highest number, or ""."""
+    """Return the version with the highest number among those that begin with ``prefix``, or ""."""
     named = [each for each in versions if each.startswith(prefix) and each[len(prefix) :][:1].isdigit() or not prefix]
     return max(named or [""], key=lambda each: ([int(n) for n in re.findall(r"\d{1,9}", each)], each))
 
@@ -296,9 +296,9 @@ def _is_mounted(context: Context, path: str, source: str) -> bool:
 
 
 def add_nodes(context: Context, stock: Stock, edits: Edits) -> None:
-    """Add the Slingshot devices that Slurm allocated, and verbs devices unless 99-mellanox selects these.
+    """Add the Slingshot devices that Slurm allocated, or all of them if Slurm lists none.
 
-    Without a list from Slurm, add all Slingshot devices.
+    Also add all verbs devices, unless MELLANOX_VISIBLE_DEVICES is set: then 99-mellanox selects them.
     """
     allocated = context.host.get("SLINGSHOT_DEVICES", "").replace(",", " ").split()
     for name in stock.host.list("/dev"):

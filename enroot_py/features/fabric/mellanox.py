@@ -87,7 +87,7 @@ def select(visible: str, known: list[HCA]) -> list[HCA]:
 
 
 def plan(context: Context, visible: str, sharing: tuple[str, ...]) -> Edits:
-    """Return the edits for the ``visible`` adapters and the ``sharing`` nodes. Raises HookError."""
+    """Return the edits that add the ``visible`` adapters and the device nodes in ``sharing``. Raises HookError."""
     host = Host.of(context.host)
     edits = Edits("99-mellanox")
     has_private_dev = not shared_dev(context)

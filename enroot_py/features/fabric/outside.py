@@ -1,4 +1,4 @@
-"""Tell whether 99-fabric must look at the host before the start enters its user namespace, which hides owners."""
+"""Tell whether 99-fabric must look at the host before a start enters a user namespace, which hides owners of files."""
 
 from __future__ import annotations
 

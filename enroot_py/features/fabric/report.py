@@ -1,4 +1,4 @@
-"""``penroot fabric``: show the network libraries of an image, from the image or the host, with reasons."""
+"""``penroot fabric``: show which network libraries an image will use, its own or the host's, and why."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
 from enroot_py.runtime.supervise import fork, wait
 
-# Providers built into libfabric, by the library that they need: fi_provider(7). Then modules of Open MPI.
+# A library that libfabric needs -> the provider that is built in with it: fi_provider(7).
 _PROVIDERS = {
     "libcxi.so.1": "cxi",
     "libefa.so.1": "efa",
@@ -29,6 +29,7 @@ _PROVIDERS = {
     "libpsm_infinipath.so.1": "psm",
     "libucp.so.0": "ucx",
 }
+# A module of Open MPI -> the network library that it uses.
 _COMPONENTS = {"mca_mtl_ofi.so": "libfabric", "mca_btl_ofi.so": "libfabric", "mca_pml_ucx.so": "UCX"}
 _MPI = ("libmpi.so.40", "libmpi.so.12", "libmpich.so.12", "libmpi_cray.so.12")
 _OF_MPI = ("libopen-pal.so.40", "libopen-pal.so.80")
@@ -66,7 +67,7 @@ def report(options: start.Options) -> None:
     child = fork()
     if child:
         if status := wait(child):
-            reason = "a required part does not fit" if status == _UNFIT_STATUS else "see the error above"
+            reason = "a required library does not fit" if status == _UNFIT_STATUS else "see the error above"
             raise ContainerError(f"cannot start {options.target}: {reason}", hint="run penroot start --explain")
         return
     status = 1
@@ -84,7 +85,7 @@ def report(options: start.Options) -> None:
 
 
 def _entered(source: Source, settings: Settings, options: start.Options) -> Container:
-    """Enter the container without adding network libraries of the host."""
+    """Enter the container, but add no network libraries of the host."""
     os.environ.pop("PENROOT_ANNOTATIONS", None)
     if options.file:
         options.file.host = {}
@@ -108,7 +109,7 @@ def _print_parts(context: hooks.Context, stock: Stock, parts: Iterable[FabricPar
 
 
 def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
-    """Yield which library is used, the host's or the image's, and why."""
+    """Yield lines that say which library is used, the host's or the image's, and why."""
     part, want = fit.part, fit.part.want
     names = _plugins(fitting.context) if want.part == "nccl" else [_MAIN[want.part]]
     image = next((copy for name in names for copy in fitting.image.copies(name) if copy.seen), None)
@@ -173,7 +174,7 @@ def _devices(host: Host) -> Iterator[tuple[str, str]]:
 
 
 def _mpi(context: hooks.Context) -> Iterator[str]:
-    """Yield which transports the image's MPI supports, by its dependencies and modules."""
+    """Yield a line with the transports that the image's MPI supports, judged by its dependencies and modules."""
     image = ImageLibraries(context, (*_MPI, *_OF_MPI))
     for name in _MPI:
         for copy in image.copies(name)[:1]:

@@ -13,7 +13,7 @@ class FabricSettings(FeatureTable):
     )
     fabric_path = Paths(
         "",
-        "additional directories to search for these libraries; {variant} stands for the plugin's variant",
+        "directories to search first for network libraries of the host; {variant}: the variant of the NCCL plugin",
     )
     fabric_unfit = Choice(
         "error",

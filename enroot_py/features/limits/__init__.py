@@ -1,1 +1,1 @@
-"""``penroot start --memory --cpus --pids``: a control group of version 2 for one container."""
+"""``penroot start --memory --cpus --pids``: limit one container by a control group (cgroup v2)."""

@@ -1,7 +1,8 @@
-"""Move a start into a private control group with limits: cgroups(7), admin-guide/cgroup-v2, systemd-run(1).
+"""Move a starting container into a new control group with limits.
 
-systemd makes the group, as a scope. A scope would take the process out of a Slurm job. So in a job, or
-without systemd, this module makes the group within a group that was delegated to the user.
+Normally systemd makes the group, as a scope unit. In a Slurm job, a scope would move the process out of the job's
+group. So in a job, or without systemd, this module makes the group itself, within a group that is delegated to the
+user. Sources: cgroups(7), admin-guide/cgroup-v2, systemd-run(1).
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
 
 _SYSTEMD_RUN = "/usr/bin/systemd-run"
-_PERIOD_US = 100_000  # of cpu.max
+_PERIOD_US = 100_000  # the period in cpu.max
 _PAGE_BYTES = os.sysconf("SC_PAGE_SIZE")
 _PREFIX = "penroot-"
 
@@ -35,16 +36,16 @@ class _Limit:
 
 
 def prepare(settings: Settings) -> None:
-    """Move this process into a group with the limits of the settings, if there are any.
+    """Move this process into a control group with the limits in the settings. Without limits, do nothing.
 
-    If systemd makes the group, execute the command again in a scope. Raises ContainerError.
+    If systemd makes the group, execute this command again by systemd-run. Raises ContainerError.
     """
     limits = _limits(LimitSettings(settings))
     if not limits:
         return
     origin = next(settings.origin(row) for row in SETTINGS.values() if settings.text(row) not in ("", "0"))
     group = _own_group()
-    if group and os.path.basename(group).startswith(f"{_PREFIX}{os.getpid()}-"):  # this is the second execution
+    if group and os.path.basename(group).startswith(f"{_PREFIX}{os.getpid()}-"):  # second execution, in the scope
         _check(group, limits, origin)
         return
     is_in_job = "SLURM_JOB_ID" in os.environ
@@ -75,7 +76,7 @@ def _own_group() -> str:
 
 
 def _manager() -> list[str]:
-    """Return the options of systemd-run for the service manager of the user or root, or [] if it does not run."""
+    """Return the systemd-run option for the user's service manager, or for root the system's; [] if it does not run."""
     uid = os.geteuid()
     directory = "/run" if uid == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     if not os.path.exists(f"{directory}/systemd/private") or not os.access(_SYSTEMD_RUN, os.X_OK):
@@ -84,7 +85,7 @@ def _manager() -> list[str]:
 
 
 def _execute_again(manager: list[str], limits: list[_Limit]) -> NoReturn:
-    """Execute this command again, in a scope. It keeps its PID, descriptors and environment."""
+    """Execute this command again, in a scope. The process keeps its PID, descriptors and environment."""
     unit = f"{_PREFIX}{os.getpid()}-{os.urandom(4).hex()}"
     words = [_SYSTEMD_RUN, *manager, "--scope", "--quiet", "--collect", f"--unit={unit}"]
     words += [f"--property={text}" for limit in limits for text in limit.properties]
@@ -93,7 +94,7 @@ def _execute_again(manager: list[str], limits: list[_Limit]) -> NoReturn:
 
 
 def _check(group: str, limits: list[_Limit], origin: str) -> None:
-    """Raise ContainerError for a limit that systemd could not set, as its controller is not delegated to the user."""
+    """Raise ContainerError for a limit that systemd did not set: the controller is not delegated to the user."""
     for limit in limits:
         if _read(f"{group}/{limit.controller}.max").split() != limit.value.split():
             hint = f"add {limit.controller} to Delegate= of user@.service: systemctl edit user@.service"
@@ -103,7 +104,7 @@ def _check(group: str, limits: list[_Limit], origin: str) -> None:
 def _delegated(group: str, controllers: set[str], *, is_in_job: bool) -> str:
     """Return the nearest group above ``group`` in which the user may make groups with ``controllers``, or "".
 
-    Root in a job gets "": root could also make the group outside of the job's group, and so leave the job.
+    For root in a job, return "": root may write to groups above the job's group too, and so could leave the job.
     """
     if is_in_job and os.geteuid() == 0:
         return ""

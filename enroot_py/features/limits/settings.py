@@ -6,7 +6,7 @@ from enroot_py.config.table import FeatureTable, Float, Int, Size, rows
 
 
 class Cpus(Float):
-    """A number of processors: 0.5, 2. An empty value means 0: no limit."""
+    """A number of processors, such as 0.5 or 2. An empty value means no limit."""
 
     kind = "cpus"
 

@@ -37,7 +37,10 @@ def _publish(settings: Settings, port: str) -> Settings:
 
 FLAGS = (
     FeatureFlag(
-        "--net", "none|host|pasta|proxy=SOCKET", "use no network, the host's, a private network, or a proxy", _mode
+        "--net",
+        "none|host|pasta|proxy=SOCKET",
+        "choose no network, the host's network, a private network or a proxy",
+        _mode,
     ),
     FeatureFlag(
         "--publish",

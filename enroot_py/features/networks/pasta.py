@@ -1,7 +1,7 @@
 """Connect the private network of a container with the host's network, by pasta(1) of the package passt.
 
-pasta runs as the user, in the container's PID namespace, so it ends with the container. pasta was forked in the host's
-network namespace, so its sockets are the host's. pasta itself drops its access to the host's file systems.
+pasta runs as the user, in the container's PID namespace, so it ends with the container. pasta is forked in the host's
+network namespace, so it opens its sockets there. pasta itself drops its access to the host's file systems.
 """
 
 from __future__ import annotations
@@ -28,15 +28,15 @@ _START_TIMEOUT_S = 20
 _RESOLVER = "169.254.1.1"  # a link-local address, at which pasta receives DNS queries for the host's resolver
 _RESOLV_CONF = "/etc/resolv.conf"
 _ENVIRON = {"PATH": "/usr/bin:/bin"}
-# No port is forwarded unless it is published, and no address leads to the host's loopback.
+# Keep the container away from the host's loopback: no TCP or UDP port is forwarded to it, and no address leads to it.
 _CLOSED = ("-T", "none", "-U", "none", "--no-map-gw")
 
 
 class _Starting:
     """A forked process that becomes pasta.
 
-    The process receives the network namespace from the socket ``space``. pasta writes a line to the pipe ``ready`` when
-    it has started, and its messages to the file ``errors``.
+    The process receives the container's network namespace through the socket ``space``. When pasta has started, it
+    writes a line to the pipe ``ready``. It writes its messages to the file ``errors``.
     """
 
     def __init__(self, space: socket.socket, ready: int, errors: int) -> None:
@@ -66,8 +66,8 @@ def begin(settings: Settings) -> None:
     for option in ("-t", "-u"):
         options += [] if option in options else [option, "none"]
     command = [program, "--foreground", "--quiet", "--config-net", *_CLOSED, "--dns-forward", _RESOLVER, *options]
-    # pasta closes all other descriptors, so it gets the namespace as stdin. When it has started, it writes its PID to
-    # stdout.
+    # pasta closes all descriptors but stdin, stdout and stderr, so it gets the namespace as stdin. When it has started,
+    # it writes its PID to stdout.
     command += ["--pid", "/proc/self/fd/1", "--netns-only", "--no-netns-quit", "--netns", "/proc/self/fd/0"]
     (child_end, parent_end), (ready, done) = socket.socketpair(), os.pipe2(os.O_CLOEXEC)
     errors = os.memfd_create("pasta", os.MFD_CLOEXEC)
@@ -80,7 +80,7 @@ def begin(settings: Settings) -> None:
 def _run(command: list[str], receiver: socket.socket, done: int, errors: int) -> NoReturn:
     """In the child: wait for the network namespace of the container, and execute pasta."""
     try:
-        os.setsid()  # Ctrl-C must reach only the program
+        os.setsid()  # Ctrl-C must reach only the container's program
         os.dup2(done, 1)
         os.dup2(errors, 2)
         linux.close_others((1, 2, receiver.fileno()))
@@ -97,7 +97,7 @@ def _run(command: list[str], receiver: socket.socket, done: int, errors: int) ->
 
 
 def connect(context: Context) -> None:
-    """Let pasta connect the network namespace of this process. Raises ContainerError."""
+    """Send this process's network namespace to pasta, and wait until it is connected. Raises ContainerError."""
     assert _starting
     with _starting.space, _starting.ready, _starting.errors:
         with Fd(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)) as space:
@@ -125,7 +125,7 @@ def _open_low_ports() -> None:
 
 
 def _replace_resolver(context: Context) -> None:
-    """Set pasta's resolver in /etc/resolv.conf if a resolver there is on the host's loopback."""
+    """If /etc/resolv.conf names a resolver on the host's loopback, replace all its resolvers by pasta's."""
     try:
         lines = paths.text(context.root, _RESOLV_CONF).splitlines()
     except OSError:

@@ -1,4 +1,4 @@
-"""Connect a starting container to the proxy of its caller."""
+"""Connect a starting container to the caller's proxy."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.hooks import Context
 
-PORT = 3128  # the port of Squid, the best known proxy
+PORT = 3128  # the default port of Squid, the best-known proxy
 _VARIABLES = ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY")
 
 
 def connect(context: Context, path: str, origin: str) -> None:
-    """Start the relay, and set the proxy variables of the programs. Raises UsageError, ContainerError."""
+    """Start a relay to the proxy, and set the proxy variables in the container. Raises UsageError, ContainerError."""
     with _socket(path, origin) as proxy:
         _start_relay(proxy)
     context.environ.update(dict.fromkeys(_VARIABLES, f"http://127.0.0.1:{PORT}"))
@@ -63,7 +63,7 @@ def _relay(listener: socket, proxy: int, ready: int) -> NoReturn:
         from enroot_py.features.networks import relay
         from enroot_py.runtime import namespaces
 
-        os.setsid()  # Ctrl-C must reach only the program
+        os.setsid()  # Ctrl-C must reach only the container's program
         namespaces.unshare(linux.CLONE_NEWNS)
         namespaces.hide()
         relay.main(listener, proxy, ready)

@@ -1,4 +1,4 @@
-"""The relay between a port in a container and a Unix socket of its caller. Bytes pass unchanged."""
+"""Relay connections from a port in a container to a Unix socket of the caller. Bytes pass unchanged."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _REFUSED = b"HTTP/1.1 502 the proxy of this container does not answer\r\nContent
 def main(listener: socket.socket, proxy: int, ready: int) -> None:
     """Serve until the process is killed. ``proxy`` is a descriptor of the proxy's socket.
 
-    Write a byte to the pipe ``ready`` when the relay listens. Close all other descriptors: the relay must not hold the
-    program's pipes open.
+    Write a byte to the pipe ``ready`` when the relay listens. Close all descriptors that the relay does not need: it
+    must not hold the pipes of the container's program open.
     """
     null = os.open(os.devnull, os.O_RDWR)
     for number in range(3):

@@ -22,7 +22,7 @@ class NetworkSettings(FeatureTable):
         "Unix socket of an HTTP proxy, as the only connection of a container; needs private network and PID namespaces",
     )
     net_pasta = Bool(
-        "no", "connect a private network with the host's by pasta(1); needs private network and PID namespaces"
+        "no", "connect a private network with the host's network by pasta(1); needs private network and PID namespaces"
     )
     net_publish = Ports("", "ports of the host that pasta forwards to the container: [IP:]HOST:CONTAINER[/udp],…")
 

@@ -11,9 +11,9 @@ if TYPE_CHECKING:
 
 
 def finish(context: Context) -> str:
-    """Connect the container to pasta or a proxy, if a setting requests one, and return the origin of the setting.
+    """Connect the container to pasta or a proxy, and return the origin of the setting that requests it.
 
-    Otherwise return "". Raises PenrootError.
+    If no setting does, return "". Raises PenrootError.
     """
     networks = NetworkSettings(context.settings)
     origin = networks.origin(SETTINGS["ENROOT_NET_PASTA" if networks.net_pasta else "ENROOT_NET_PROXY"])

@@ -1,1 +1,1 @@
-"""Digests of tags for all steps of a job, and lock files of a team: docs/howto/pins.md."""
+"""Pin tags to digests: for all steps of a job, or for a team in a lock file. See docs/howto/pins.md."""

@@ -1,12 +1,12 @@
 """Lock files: the digest of each tag, shared by a team.
 
-Each image has its own line: two branches of a repository can be merged, and an error can name the line. Example:
+Each image has its own line, so that git can merge two versions of a file, and an error can name the line. Example:
 
     version 1
     nvcr.io#nvidia/pytorch:24.05-py3 sha256:…
 
-`penroot lock` adds the digest to a line that has none. A line that begins with # is a comment. Steps with a lock file
-wait for the import of this module.
+`penroot lock` adds the digest to a line that has none. A line that begins with # is a comment. Keep the import of this
+module fast: each step with a lock file waits for it.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _MAX_FILE_BYTES = 48 << 10  # a job carries the file in a variable, which has at
 
 
 class LockedImage(Frozen):
-    """One line of a file: ``text`` is the reference as written, and ``digest`` the digest, or ""."""
+    """One line of a file: ``text`` is the reference as written. ``digest`` is "" if the line has none."""
 
     line: int
     text: str
@@ -50,10 +50,10 @@ class LockFile(Frozen):
         return next((locked.digest for locked in self.images if str(locked.image) == name), "")
 
     def pin(self, image: Reference) -> Pin | None:
-        """Return the digest of a tag, or None for an image with a digest. Raises ConfigError for an unknown digest."""
+        """Return the digest that the file has for a tag, or raise ConfigError. For an image by digest, return None."""
         if image.digest:
             return None
-        # Compare canonical names: they do not contain the user.
+        # Compare canonical names, which omit the user of USER@REGISTRY.
         locked = next((locked for locked in self.images if str(locked.image) == str(image)), None)
         if locked is None:
             hint = f"add it: penroot lock {self.path} {_as_typed(image)}"
@@ -84,7 +84,7 @@ def content(path: str) -> str:
     except OSError as e:
         raise ConfigError(f"the lock file {path} cannot be used: {e.strerror}", hint=_OWNER_HINT) from e
     if data is None:
-        path = reference.without_password(path)  # if the user forgot FILE, this is an IMAGE
+        path = reference.without_password(path)  # if the user forgot FILE, ``path`` is an IMAGE
         raise ConfigError(f"there is no lock file {path}", hint=f"create it: penroot lock {path} IMAGE...")
     if len(data) > _MAX_FILE_BYTES:
         hint = "a job carries the whole file: use a lock file with the job's images only"

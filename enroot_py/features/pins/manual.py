@@ -19,9 +19,10 @@ SECTIONS = (
         "DIGESTS OF TAGS",
         """\
 sbatch and salloc resolve the tag of an image once. All steps and requeues of the job use this digest. If the registry
-does not answer, they print a warning, and each step resolves the tag. --container-pin=no turns this off, and
---container-pin=IMAGE,... adds the images of a script's steps. With --container-lock, the digests come from a file of
-penroot-lock(1). A batch job keeps the content that the file had at submission.
+does not answer, sbatch or salloc prints a warning, and each step resolves the tag. With --container-pin=no, each step
+resolves the tag. --container-pin=IMAGE,... also pins images that only steps in the batch script name. With
+--container-lock, the digests come from a lock file: see penroot-lock(1). A batch job keeps the content that the lock
+file had at submission.
 """,
         (
             (

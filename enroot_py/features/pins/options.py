@@ -30,7 +30,7 @@ PIN = Option(
 LOCK = Option(
     "container-lock",
     "lock",
-    "lock file of penroot lock with the digest of each tag; a tag that is not in the file is an error",
+    "lock file from penroot lock, with the digest of each tag; fails if a tag is not in the file",
     parse=file_name,
     arginfo="FILE",
     example="./images.lock",

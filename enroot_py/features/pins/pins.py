@@ -1,8 +1,8 @@
-"""The digests of a job's images, from a lock file, or resolved from tags at submission.
+"""Pin the images of a job: to digests from a lock file, or to digests that the tags had at submission.
 
-sbatch or salloc resolves the tags once, as the user. Steps of the job use these digests, also after a requeue, unless
-they have --container-pin=no or a lock file.
-Steps of a job with pins wait for the import of this module.
+sbatch or salloc resolves the tags once, as the user. Each step of the job uses these digests, also after a requeue,
+unless the step has --container-pin=no or a lock file. Keep the import of this module fast: each step of a job with pins
+waits for it.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _JOB_HINT = "submit the job again, or use the current image of the tag: --contai
 
 
 class Pins(Frozen):
-    """The pins of a job. ``tags`` has digests by canonical names of tags, or "" for an unknown digest.
+    """The pins of a job. ``tags`` maps the canonical name of each tag to its digest, or to "" if it is unknown.
 
-    ``lock`` is the content of a lock file, and ``name`` the path as the user wrote it.
+    ``lock`` is the content of a lock file, and ``name`` is the path of this file as the user wrote it.
     """
 
     tags: dict[str, str]
@@ -49,7 +49,7 @@ class Pins(Frozen):
     lock: LockFile | None = None
 
     def dumps(self) -> str:
-        """Serialize as a variable: each line begins with a keyword."""
+        """Return the pins as text for a variable of the job. Each line begins with a keyword."""
         lines = [f"tag {name} {digest}" for name, digest in self.tags.items()]
         if self.lock:
             lines += [f"lock {self.name}", f"path {self.lock.path}"]
@@ -58,7 +58,7 @@ class Pins(Frozen):
 
 
 def loads(text: str) -> Pins:
-    """Parse the output of dumps(); ignore unknown lines, which only the user can have written. Raises ConfigError."""
+    """Parse the output of dumps(). Ignore unknown lines: only the user can have added them. Raises ConfigError."""
     tags: dict[str, str] = {}
     name = path = ""
     images = []
@@ -95,7 +95,7 @@ def find_pin(job: Job, request: Request, image: Reference | LocalImage) -> Pin |
         return Pin(digest, _JOB_ORIGIN, _JOB_HINT)
     if request.value(PIN) is True and job.verb != "check":
         if job.resolved(image.uri()) == REFUSED:
-            raise ImageError("")  # srun has printed why
+            raise ImageError("")  # srun has printed the reason
         message = f"{request.origins['pin']}: neither sbatch nor srun has resolved {image}"
         raise ImageError(message, hint="use --container-pin=no to let each node resolve the tag")
     return None
@@ -112,8 +112,8 @@ def resolved_pin(job: Job, request: Request, digest: str) -> Pin:
 
 
 def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
-    """Resolve the tags of a job. Return its pins as text for a variable, or "". Raises PenrootError."""
-    tags = dict(_carried(job).tags)  # from another component of a heterogeneous job
+    """Resolve the tags of a job. Return the job's pins as text for a variable, or "". Raises PenrootError."""
+    tags = dict(_carried(job).tags)  # of another component of a heterogeneous job
     lock = _lock(job, request)
     for origin, image in _images(job, request, plugin):
         if lock:
@@ -130,7 +130,7 @@ def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
 
 
 def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tuple[str, Reference]]:
-    """Yield the tags to pin, each with its option. Raises UsageError."""
+    """Yield the tags to pin, each after the option that names it. Raises UsageError."""
     requested = request.value(PIN)
     named = requested if isinstance(requested, tuple) else ()
     step_image = request.image if request.image is not None and request.is_reference(job.cwd) else None
@@ -153,7 +153,7 @@ def _images(job: Job, request: Request, plugin: PluginSettings) -> Iterator[tupl
 
 
 def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, image: Reference) -> str:
-    """Return the digest of a tag. If that fails, raise PenrootError if it is required, else warn and return ""."""
+    """Return the digest of a tag. On failure, raise PenrootError if --container-pin needs it; else warn, return ""."""
     from enroot_py.registry import tags
 
     loaded = enroot_settings.load(job.host(), in_job=False)
@@ -169,7 +169,7 @@ def _resolved(job: Job, request: Request, plugin: PluginSettings, origin: str, i
         why, hint = str(e), e.hint or hint
     if request.value(PIN):
         raise ImageError(f"{origin} cannot be pinned: {why}", hint=hint)
-    log.warn(f"{origin} cannot be looked up now; each step will look it up: {why}")
+    log.warn(f"{origin} cannot be looked up now: {why}; each step will look it up")
     return ""
 
 
@@ -192,7 +192,7 @@ def _lock(job: Job, request: Request) -> LockFile | None:
         raise UsageError(f"{request.origins['pin']} and {origin} contradict each other", hint="give only one of them")
     path = files.path_in(job.cwd, name)
     carried = _carried(job)
-    # If a script has changed its directory, the name can mean another file. On a node, the file can be missing.
+    # In a script that has changed its directory, the name can mean another file. On a node, the file can be missing.
     if carried.lock and carried.name == name and (carried.lock.path == path or not os.path.exists(path)):
         return carried.lock
     return lockfile.read(path)

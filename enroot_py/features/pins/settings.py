@@ -8,7 +8,7 @@ from enroot_py.config.table import FeatureTable, Place, rows
 class LockSettings(FeatureTable):
     lock = Place(
         "",
-        "lock file with the digest of each tag, see penroot-lock(1); a tag that is not in the file is an error",
+        "lock file with the digest of each tag, see penroot-lock(1); commands fail if a tag is not in the file",
     )
 
 

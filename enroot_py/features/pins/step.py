@@ -17,8 +17,8 @@ if TYPE_CHECKING:
 def pin(job: Job, request: Request, image: Reference | LocalImage, resolved: str) -> Pin | None:
     """Return the digest of a tag for the step, or None. ``resolved`` is the digest from srun, or "".
 
-    Without it, look for the digest in the lock file and in the pins of the job. Raises UsageError, ConfigError, and
-    ImageError if the digest is required but unknown.
+    If ``resolved`` is "", look for the digest in the lock file and in the pins of the job. Raises UsageError,
+    ConfigError, and ImageError if the digest is required but unknown.
     """
     if image.digest or not _may_pin(job, request):
         return None

@@ -1,8 +1,8 @@
 """Event records: one line of JSON for each pull, create, start and step.
 
 penroot itself writes the records, with the user's rights (not root's), to the destination in ENROOT_EVENTS: a file,
-journald or syslog. An error only prints a warning. Writing to a socket never blocks, but writing to a file can wait,
-for example for an NFS server. docs/reference/events.md has the schema.
+journald or syslog. If writing fails, penroot only prints a warning. Writing to a socket never blocks, but writing to a
+file can wait, for example for an NFS server. docs/reference/events.md has the schema.
 Sources: systemd's Native Journal Protocol; RFC 3164 as used by syslog(3).
 """
 
@@ -52,7 +52,7 @@ _MAX_JOB_DIGITS = 10  # a job's number has 32 bits
 _PRIORITY = 14  # user.info, RFC 3164
 _FLAGS = os.O_WRONLY | os.O_APPEND | os.O_CREAT
 _OPEN = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
-# Facts that an inner event, such as the pull of a start, passes to the outer event at its end.
+# Facts that an inner event, such as the pull within a start, passes to the outer event when the inner event ends.
 _FROM_WITHIN = ("image", "digest", "cache", "layers", "bytes")
 # Facts that an inner event takes from the outer event.
 _FROM_AROUND = ("user", "uid", "node", "job", "step")
@@ -84,12 +84,12 @@ class Event:
             self._sink.write(self.line(error))
 
     def phase(self, name: str) -> None:
-        """End a phase, which began at the end of the previous phase, or else at the beginning of the event."""
+        """End the phase ``name``. It began when the previous phase ended, or else when the event began."""
         now = time.monotonic()
         self.add(name, now - self._marked)
 
     def add(self, name: str, seconds: float) -> None:
-        """Add seconds to a phase of this or another process. The next phase begins now."""
+        """Add ``seconds`` to the phase ``name``; another process may have measured them. The next phase begins now."""
         self.phases[name] = self.phases.get(name, 0.0) + seconds
         self._marked = time.monotonic()
 
@@ -107,7 +107,7 @@ class Event:
         record["result"] = "error" if error is not None else "ok"
         if error is not None:
             is_ours = isinstance(error, PenrootError)
-            # An error without text is printed once, by srun or one of the nodes; its cause has the text.
+            # If srun or another node has printed an error, its text is "" here, but its cause still has the text.
             text = str(error) or str(error.__cause__ or "")
             record["error"] = text.partition("\n")[0] if is_ours else type(error).__name__
         return _json({key: record[key] for key in FIELDS if key in record})
@@ -161,7 +161,7 @@ class _Sink:
                 self._socket.close()
             else:
                 data = f"{line}\n".encode()
-                while data:  # a full disk may take a part of the line
+                while data:  # write(2) to a full disk may write only a part of the line
                     data = data[os.write(self._file, data) :]
                 os.close(self._file)
         except OSError as e:
@@ -179,14 +179,14 @@ def file_of(where: str) -> str:
 
 
 def _open_file(where: str) -> int:
-    """Open a file of the caller or root for appending. Raises OSError, also if it is a link or has other names."""
+    """Open the file of records for appending. Raises OSError for a link, or a file of neither the caller nor root."""
     path = file_of(where)
     trusted.place(os.path.dirname(path), closed_to=0)
     fd = opened(path, _FLAGS)
     state = os.fstat(fd)
     if state.st_uid not in (os.geteuid(), 0) or state.st_nlink != 1:
         os.close(fd)
-        why = "has other names" if state.st_nlink != 1 else f"belongs to uid {state.st_uid}"
+        why = "has several hard links" if state.st_nlink != 1 else f"belongs to uid {state.st_uid}"
         raise PermissionError(errno.EPERM, why, path)
     os.set_blocking(fd, True)
     return fd

@@ -1,7 +1,7 @@
-"""``penroot cache metrics``: metrics of store and event records for node_exporter's textfile collector.
+"""``penroot cache metrics``: metrics of the store and of event records for node_exporter's textfile collector.
 
-Source of the format: Prometheus, "Exposition formats", text-based. Other users can perhaps write to the file of
-records, so words of a record become labels only if they are known.
+Source of the format: Prometheus, "Exposition formats", text-based. Other users may be able to write to the file of
+records, so a word of a record becomes a label only if this module knows the word.
 """
 
 from __future__ import annotations

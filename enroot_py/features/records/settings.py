@@ -8,7 +8,7 @@ from enroot_py.config.table import FeatureTable, Place, rows
 class RecordSettings(FeatureTable):
     events = Place(
         "",
-        "destination of event records: a file, a directory (its file UID.jsonl), journald or syslog; empty: none",
+        "destination of event records: a file, a directory (for a file UID.jsonl), journald or syslog; empty: none",
         *("journald", "syslog"),
     )
 

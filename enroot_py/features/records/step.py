@@ -10,6 +10,6 @@ if TYPE_CHECKING:
 
 
 def settings(step: Step) -> dict[str, object]:
-    """Return the setting with the destination of records, if the plugin's argument overrides it."""
+    """Return the setting ``events`` from the plugin's argument, or nothing without this argument."""
     where = RecordArguments(step.plugin).events
     return {"events": where} if where else {}

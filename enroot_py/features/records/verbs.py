@@ -17,7 +17,7 @@ def add(penroot: click.Group) -> None:
 
 @synopsis
 @click.command("metrics", context_settings=CONTEXT)
-@click.option("-o", "--output", metavar="FILE", help="Write to FILE, which is replaced by rename, for node_exporter.")
+@click.option("-o", "--output", metavar="FILE", help="Write to FILE for node_exporter. FILE is replaced by rename.")
 def cache_metrics(output: str | None) -> None:
     """Print metrics of the store and the event records for Prometheus."""
     from enroot_py.features.records import metrics

@@ -7,8 +7,8 @@ SECTIONS = (
         "penroot-srun.7",
         "SLURM INSIDE",
         """\
-With --container-slurm, the node's Slurm commands (srun, sbatch, squeue and others) are available in the container, in
-/run/penroot/slurm/bin, whatever its distribution. Programs in the container can use Slurm with all rights of the user.
+With --container-slurm, the node's Slurm commands (srun, sbatch, squeue and others) are available in a container of any
+distribution, in /run/penroot/slurm/bin. Programs in the container can use Slurm with all rights of the user.
 """,
         (),
     ),

@@ -34,8 +34,8 @@ class Programs:
     def tree(self) -> tuple[Mount, int, Callable[[int], None]]:
         """Fill SLURM_DIRECTORY in the private mount namespace of this child process.
 
-        Return its mount entry, a descriptor of the detached mount, and add_users(). add_users(root) adds the users that
-        Slurm runs as to /etc/passwd; ``root`` is a descriptor of the container's root directory.
+        Return the mount entry, a descriptor of the detached mount, and add_users(). In the container's /etc/passwd,
+        add_users(root) adds SlurmUser and SlurmdUser; ``root`` is a descriptor of the container's root directory.
         """
         rootfs.mount_scratch(self._scratch)
         scratch_root = os.open(f"{self._scratch}/root", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)

@@ -1,8 +1,9 @@
 """Make the node's Slurm commands available in a container of any distribution, in SLURM_DIRECTORY.
 
-``bin`` has a link to ``launch`` for each program. ``launch``, a static program, starts the program of the same name in
-``node/bin`` with the node's loader and only the node's libraries. Of the image's files, only /etc/passwd changes: it
-gets the users that Slurm runs as, and at a start the caller. This module is imported only if Slurm is requested.
+For each of Slurm's programs, ``bin`` has a link of the same name to ``launch``, a static program. ``launch`` starts the
+program of that name in ``node/bin``, with the node's loader and only the node's libraries. Of the image's files, only
+/etc/passwd changes: penroot adds SlurmUser, SlurmdUser and, when a container starts, the caller. This module is
+imported only if Slurm is requested.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ def warn_root() -> None:
 
 
 def fill(root: int, host: Mapping[str, str], origin: str) -> SlurmNode:
-    """Create and fill SLURM_DIRECTORY beneath ``root``. Return the node's Slurm. Raises ConfigError, MountError."""
+    """Create and fill SLURM_DIRECTORY beneath ``root``. Return the SlurmNode. Raises ConfigError, MountError."""
     try:
         node = SlurmNode(host)
     except ConfigError as e:
@@ -83,7 +84,8 @@ class _Directory:
     def _mount_tmpfs(self) -> Fd:
         """Mount the tmpfs.
 
-        Refuse symbolic links in the image's path to SLURM_DIRECTORY: the tmpfs could cover another directory.
+        Refuse symbolic links in the image's path to SLURM_DIRECTORY: through a link, the tmpfs could cover another
+        directory.
         """
         attributes = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
         options = ["mode=755", "size=64M"]
@@ -121,7 +123,7 @@ class _Directory:
         paths.write(self._root, f"{SLURM_DIRECTORY}/{target}", text.encode("utf-8", "surrogateescape"), mode)
 
     def _binds(self, node: SlurmNode) -> Iterator[tuple[str, str]]:
-        """Yield the files and directories of the node, each with the path in SLURM_DIRECTORY."""
+        """Yield the node's files and directories to bind, each with the target path in SLURM_DIRECTORY."""
         launcher = LIBRARY + _LAUNCHER
         if not os.path.exists(launcher):
             raise ConfigError(f"{_FOR}: {launcher} does not exist", hint="reinstall penroot: make install")
@@ -156,16 +158,16 @@ class _Directory:
                 yield f"{node.conf.directory}/{name}", f"etc/{name}"
 
     def _arguments(self, node: SlurmNode) -> Iterator[str]:
-        """Yield the words of the launcher's command that come before the program's path.
+        """Yield the words that ``launch`` puts before the program's path: the loader and its options.
 
-        In --inhibit-rpath, ":" stands for the program itself.
+        The value ":" of --inhibit-rpath means the program itself.
         """
         yield from (f"{SLURM_DIRECTORY}/loader", "--inhibit-rpath", ":", "--inhibit-cache", "--library-path")
         plugins = [f"{SLURM_DIRECTORY}/plugins/{number}" for number in range(len(node.plugins))]
         yield ":".join((*(f"{SLURM_DIRECTORY}/lib/{number}" for number in range(len(node.libraries))), *plugins))
 
     def _conf(self, node: SlurmNode) -> dict[str, str]:
-        """Return the keys of slurm.conf that differ in the container."""
+        """Return the keys of slurm.conf that have other values in the container, with these values."""
         conf = node.conf
         values = {
             "PluginDir": ":".join(f"{SLURM_DIRECTORY}/plugins/{number}" for number in range(len(node.plugins))),

@@ -1,7 +1,8 @@
 """Read a node's slurm.conf and plugstack.conf, and write them for Slurm's client programs in a container.
 
 slurm.conf(5): keys are case-insensitive, may have spaces around "=", and may share a line. A backslash continues the
-line. "Include" reads another file; %c in its name is the cluster name. spank(8): plugstack.conf includes file patterns.
+line. "Include" reads another file; %c in its name is the cluster name. spank(8): an include in plugstack.conf names a
+file pattern.
 """
 
 from __future__ import annotations
@@ -52,7 +53,7 @@ class SlurmConf:
         return values[-1] if values else ""
 
     def changed(self, values: Mapping[str, str]) -> str:
-        """Return the text of the file with the ``values`` of some keys changed."""
+        """Return the text of slurm.conf and its included files, with the keys in ``values`` set to these values."""
         pair = _pairs("|".join(values))
         kept = (pair.sub("", _without_comment(line)).rstrip() for line in self._lines)
         return "".join(f"{line}\n" for line in (*kept, *(f"{key}={value}" for key, value in values.items())) if line)
@@ -114,5 +115,5 @@ def _without_comment(line: str) -> str:
 
 
 def stack_text(plugins: Mapping[Plugin, str]) -> str:
-    """Return a plugstack.conf that loads the plugins from other paths."""
+    """Return the text of a plugstack.conf that loads each plugin from its path in ``plugins``."""
     return "".join(f"{' '.join((p.need, path, *p.words))}\n" for p, path in plugins.items())

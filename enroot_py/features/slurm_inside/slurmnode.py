@@ -1,7 +1,7 @@
 """Find a node's Slurm: client programs, loader, libraries, plugins, configuration and authentication socket.
 
-Whole library directories are bound, because plugins are loaded by name and load other libraries. Programs run with the
-node's loader, ld.so(8), and its --library-path, since the image may have another C library.
+penroot binds whole library directories, because Slurm loads plugins by name, and plugins load other libraries.
+Programs run with the node's loader, ld.so(8), and its option --library-path: the image may have another C library.
 Sources: slurm.conf(5), sack_api.c and read_config.c of Slurm.
 """
 
@@ -75,7 +75,7 @@ class SlurmNode:
         return next(filter(os.path.exists, _AUTHORITIES), "")
 
     def _find_programs(self) -> dict[str, str]:
-        """Find the client programs. Skip scripts: some sites have wrappers."""
+        """Find the client programs. Skip scripts, which some sites install as wrappers."""
         search = [*self._host.get("PATH", "").split(":"), *(f"{prefix}/bin" for prefix in _PREFIXES)]
         search = [directory for directory in dict.fromkeys(search) if directory.startswith("/")]
         programs = {}
@@ -105,7 +105,7 @@ class SlurmNode:
         )
 
     def _find_libraries(self) -> list[str]:
-        """Return the loader's directories in search order: ld.so.conf, built-in ones, those in Slurm's prefix."""
+        """Return library directories in search order: of ld.so.conf, then of the loader, then of Slurm's prefix."""
         configured = _directories("/etc/ld.so.conf", 0)
         in_prefix = [f"{self._prefix}/{name}" for name in ("lib64", "lib")]
         usual = ("/lib64", "/usr/lib64", "/lib", "/usr/lib")
@@ -172,16 +172,16 @@ def _is_ours(plugin: Plugin) -> bool:
 
 
 def in_this_version(path: str) -> str:
-    """Return ``path``. If it goes through the link to the current version, return the same file of this version.
+    """Return ``path``. If its directory is the link to the current version, return this file of the running version.
 
-    The link may already lead to another version.
+    After an upgrade, the link points to another version than the running one: base/versions.py.
     """
     directory, name = os.path.split(path)
     return f"{LIBRARY}/{name}" if directory == versions.link() and os.path.exists(f"{LIBRARY}/{name}") else path
 
 
 def _library(plugin: Plugin) -> str:
-    """Return the directory of the plugin's Python packages: beside the plugin, else this installation's."""
+    """Return the directory of the plugin's Python packages: the plugin's own directory, else this installation's."""
     directory = os.path.dirname(in_this_version(plugin.path))
     return directory if os.path.exists(f"{directory}/pyxis_py/__init__.py") else LIBRARY
 
@@ -194,7 +194,7 @@ def _is_socket(path: str) -> bool:
 
 
 def _connect_error(path: str) -> str:
-    """Return why nothing listens on a socket, or "". Without this check, Slurm's programs would retry for minutes."""
+    """Return why no process listens on a socket, or "". Without this check, Slurm's programs retry for minutes."""
     # Connect a datagram socket, which the daemon does not notice. If a process listens on the stream socket,
     # connect(2) fails with EPROTOTYPE.
     client = _socket.socket(_socket.AF_UNIX, _socket.SOCK_DGRAM | _socket.SOCK_CLOEXEC)

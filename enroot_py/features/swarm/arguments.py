@@ -1,4 +1,4 @@
-"""The plugin arguments of swarms."""
+"""The arguments in plugstack.conf that configure swarms."""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Run work in a forked process. A step imports this module on its start path, even if its image is stored already."""
+"""Run work in a forked process.
+
+A step imports this module before its tasks start, even if its image is stored already. So keep its imports few.
+"""
 
 from __future__ import annotations
 

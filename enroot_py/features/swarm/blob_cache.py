@@ -34,7 +34,7 @@ class BlobCache:
         return None
 
     def add(self, digest: str, descriptor: int) -> None:
-        """Link an unnamed file, whose bytes have this digest, into the directory."""
+        """Link an unnamed file into the directory. The bytes of the file must have this digest."""
         if os.fstat(descriptor).st_size > self._max_bytes:
             return
         try:

@@ -37,13 +37,13 @@ class _NoTracker(Exception):
 class TrackerClient(ABC):
     """A node that srun has invited to a swarm, and its connection to the tracker."""
 
-    RETRY_WAITS_S: tuple[float, ...] = (0.2, 1.0)  # longest random waits, one after each failure to reach the tracker
+    RETRY_WAITS_S: tuple[float, ...] = (0.2, 1.0)  # upper limits of the random wait after each failed try
 
     def __init__(self, invitation: Invitation) -> None:
         self._invitation = invitation
         self._loop: Loop | None = None
         self._tracker: Connection | None = None
-        self._reason = self._hint = ""  # why this node has no tracker; a hint only if this host is the cause
+        self._reason = self._hint = ""  # why this node has no tracker; the hint is "" unless this host is the cause
 
     @abstractmethod
     def accept_answer(self, answer: Answer) -> None:
@@ -144,7 +144,7 @@ class SwarmClient(TrackerClient):
 
     @abstractmethod
     def fetch(self, blob: int, start: int) -> Iterable[bytes]:
-        """Return the bytes of a blob from the offset ``start`` on, without the swarm."""
+        """Return the bytes of a blob from the offset ``start`` on. Do not download them from other peers."""
 
     def start_peer(self, lacking: Sequence[int]) -> Spool:
         """Start a forked peer that downloads the blobs ``lacking``. Return its spool. Raises OSError."""

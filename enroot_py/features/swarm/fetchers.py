@@ -1,4 +1,4 @@
-"""The tracker's choice of fetchers. The fetcher of a blob is the peer that gets the blob from the registry."""
+"""The tracker's choice of fetchers. The fetcher of a blob gets it from the registry, unless it has the blob already."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
 MAX_TRIES = 3  # when this many peers have failed to fetch a blob, the seed has to fetch it
 MAX_STRIKES = 3  # when this many children have complained about a peer, it stops being a relay
 COMPARE_AFTER_S = 2.0  # a fetcher works for this time before its rate is compared
-MAX_UPLOAD = 1.3  # the most that one of two fetchers uploads, in units of the image's size
+MAX_UPLOAD = 1.3  # three peers have two fetchers only if neither uploads more than this many times the image's size
 MIN_WORK_S = 0.5  # the rate of a finished fetcher is computed at its first report after this time
 SLOW = 0.5  # a fetcher is slow if its rate is less than this part of the best rate
-MIN_LAG_BYTES = 8 << 20  # a slow fetcher is replaced only if it lags this much: otherwise a second request does not pay
+MIN_LAG_BYTES = 8 << 20  # a fetcher that lags less is not replaced: another request to the registry would cost more
 MIN_LAG_PART = 4  # the lag must also be at least 1/MIN_LAG_PART of all bytes
 SEED_AFTER_S = 5.0  # when a fetcher has got no byte from the registry for this time, the tracker wants a seed
 
@@ -33,7 +33,7 @@ class PeerState:
     fetched: int = 0
     unfetched: int = 0
     asked_at: float = 0.0  # time of the last FetchBlobs
-    received_before: int = 0  # bytes, at the time of the last FetchBlobs
+    received_before: int = 0  # ``received`` at the time of the last FetchBlobs
     rate: float = 0.0  # bytes a second; set only when a fetcher has finished
     heard_at: float = 0.0
     stalled: bool = False  # no message has come for a long time
@@ -58,7 +58,10 @@ class PeerState:
 
 
 class Fetchers:
-    """The fetcher of each blob. ``changed`` lists the peers that need a new FetchBlobs, until the tracker clears it."""
+    """The fetcher of each blob.
+
+    ``changed`` lists the peers to which the tracker has to send a new FetchBlobs. The tracker clears the list.
+    """
 
     def __init__(self, sizes: Sequence[int], peers: Mapping[int, PeerState], seed_only: bool) -> None:
         """``seed_only``: there is no registry, so only a peer that has a blob can be its fetcher."""
@@ -117,7 +120,8 @@ class Fetchers:
         missing = [blob for blob in blobs if blob not in owners and not self.seed_only]
         shares = self._share(missing, 2)
         lacking = sum(bool(peer.lacks) for peer in self._peers.values())
-        if lacking == 3 and not self._is_even(shares):  # a single fetcher uploads half of the image to each other peer
+        # A single fetcher of three peers uploads no more than the image's size: half of the image to each other peer.
+        if lacking == 3 and not self._is_even(shares):
             shares = self._share(missing, 1)
         for blob in sorted(blobs, key=self._largest_first):
             self.add(owners.get(blob, shares.get(blob, SEED)), [blob])
@@ -127,7 +131,7 @@ class Fetchers:
         return -self._sizes[blob], blob
 
     def _share(self, blobs: Iterable[int], fetchers: int) -> dict[int, int]:
-        """Return a peer that lacks the blob, for each blob. Choose from only ``fetchers`` peers, if possible."""
+        """Map each blob to a peer that lacks it. Choose only ``fetchers`` different peers, if possible."""
 
         def candidates(blob: int, loads: Mapping[int, int]) -> list[int]:
             lacking = [node for node, peer in self._peers.items() if blob in peer.lacks]
@@ -139,13 +143,13 @@ class Fetchers:
         return self._spread(blobs, candidates)
 
     def _owners(self, blobs: Iterable[int]) -> dict[int, int]:
-        """Return a peer that has the blob, for each blob that some peer has."""
+        """Map each blob to a peer that has it. Omit blobs that no peer has."""
         return self._spread(blobs, lambda blob, loads: [node for node, peer in self._peers.items() if blob in peer.has])
 
     def _spread(
         self, blobs: Iterable[int], candidates: Callable[[int, Mapping[int, int]], list[int]]
     ) -> dict[int, int]:
-        """Return one of the candidates for each blob. Give all chosen peers about the same number of bytes."""
+        """Map each blob to one of its candidates. Give all chosen peers about the same number of bytes."""
         loads: dict[int, int] = {}
         chosen: dict[int, int] = {}
         for blob in sorted(blobs, key=self._largest_first):
@@ -178,7 +182,7 @@ class Fetchers:
             self.changed[node] = None
 
     def replace(self, node: int) -> None:
-        """Reassign the blobs of a fetcher, if a peer still lacks them. The fetcher may have left."""
+        """Reassign the blobs of a fetcher, except blobs that no peer lacks. The fetcher may have left."""
         for blob in self.shared_by(node):
             del self._by_blob[blob]
             if any(blob in peer.lacks for peer in self._peers.values()):
@@ -189,7 +193,7 @@ class Fetchers:
     def _reassign(self, blob: int) -> None:
         """Assign a blob to a peer, or to the seed if no peer may fetch it or MAX_TRIES peers have failed to fetch it.
 
-        Prefer reachable peers, among these the peers that have the blob, and among these the peer with the most bytes.
+        Order of preference: reachable peers; peers that have the blob; the peer that has received the most bytes.
         """
         candidates = [node for node, peer in self._peers.items() if self._may_fetch(peer, blob)]
         tries = sum(blob in peer.failed for peer in self._peers.values())
@@ -244,12 +248,12 @@ class Fetchers:
     def _rate(self, peer: PeerState) -> float:
         """Return the bytes a second that a fetcher has received since it was asked to fetch.
 
-        Bytes from other peers count too: while they fill the fetcher's link, the registry has to wait.
+        Bytes from other peers count too: they share the fetcher's network connection with the bytes from the registry.
         """
         return peer.rate or (peer.received - peer.received_before) / (self.now - peer.asked_at)
 
     def _lacked_by(self, node: int) -> list[int]:
-        """Return the blobs of a fetcher that it still had to fetch when it joined."""
+        """Return the blobs assigned to a fetcher, except blobs that it had when it joined."""
         return [blob for blob in self.shared_by(node) if blob not in self.peer(node).has]
 
     # -- unreachable fetchers
@@ -275,9 +279,9 @@ class Fetchers:
         return self._seed_wanted_at is not None
 
     def check_seed(self) -> bool:
-        """Ask for a seed if a fetcher gets no bytes from the registry, or if a blob has no other fetcher.
+        """Request a seed if a fetcher gets no bytes from the registry, or if a blob is assigned to a missing seed.
 
-        Return True if the seed has not joined in time and some blob still has no fetcher.
+        Return True if the seed has not joined in time and no other peer can fetch its blobs.
         """
         is_missing = SEED in self and self.seed is None
         if self._seed_wanted_at is None:

@@ -1,6 +1,7 @@
-"""A file that srun's host sends by a swarm. The file is the only blob of the swarm. At first only the seed has it.
+"""A file that srun's host sends by a swarm. The file is the only blob of the swarm.
 
-A node writes the file to its final path. The caller of read() compares the bytes with the digest.
+At first only the seed, a peer on srun's host, has the file. A node writes the file to its final path. The caller of
+read() compares the bytes with the digest.
 """
 
 from __future__ import annotations
@@ -47,7 +48,7 @@ class FileSource(SwarmClient):
         return self._size
 
     def read(self, descriptor: int) -> Blob:
-        """Return a reader of the file while it is downloaded to a descriptor. Raises OSError."""
+        """Start to download the file to a descriptor. Return a reader of the arriving bytes. Raises OSError."""
         self._descriptor = descriptor
         return Reader(self.start_peer((0,)), 0, self._no_more)
 

@@ -1,4 +1,7 @@
-"""The invitation of a node to a swarm. A step imports this module even if its image is stored already."""
+"""The invitation of a node to a swarm: the tracker's address and the swarm's key.
+
+A step imports this module even if its image is stored already. So keep its imports few.
+"""
 
 from __future__ import annotations
 
@@ -12,9 +15,10 @@ _LIBRARY = "cryptography"
 
 
 class Swarm:
-    """The swarm of a step: its key, the step as the context of the key, the number of nodes, and the allowed networks.
+    """The swarm of a step: its key, its number of nodes and the allowed networks.
 
-    ``networks`` are comma-separated; "" allows every network.
+    ``context`` names the step: members derive a certificate from the key and this name. ``networks`` are
+    comma-separated; "" allows every network.
     """
 
     __slots__ = ("context", "key", "networks", "nodes")
@@ -23,7 +27,7 @@ class Swarm:
         self.key, self.context, self.nodes, self.networks = key, context, nodes, networks
 
     def admits(self, host: str) -> bool:
-        """Return whether an address is loopback, from which the seed connects, or in a network of the swarm."""
+        """Return whether an address is in a network of the swarm, or loopback: the seed connects from there."""
         from ipaddress import ip_address, ip_network
 
         if not self.networks or ip_address(host).is_loopback:
@@ -34,7 +38,7 @@ class Swarm:
 class Invitation:
     """The tracker's address, and the number of this node within the step.
 
-    The node keeps ``keep`` bytes of blobs for later steps, and listens at one of ``ports``.
+    The node keeps at most ``keep`` bytes of blobs for later steps, and listens at one of ``ports``.
     """
 
     __slots__ = ("host", "keep", "node", "port", "ports", "swarm")

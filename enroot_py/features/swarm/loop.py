@@ -30,8 +30,9 @@ MAX_ACCEPTS = 64  # connections to accept before other sockets are served
 _KEEPALIVE_IDLE_S, _KEEPALIVE_INTERVAL_S, _KEEPALIVE_TIMEOUT_S = 3, 2, 9
 TO_TRACKER, TO_PEER = "t", "p"  # the role of a connection
 
-# The group of an accepted connection: a stage and a key. The key of a stranger is its neighbourhood; later the key is
-# the node number. The first message of a stranger claims and proves this number. The handshake completes later.
+# The group of an accepted connection: a stage and a key. A stranger has not sent its first message yet; its key is its
+# neighbourhood(). The first message claims and proves a node number, which is the key from then on. A connection is
+# unfinished until its handshake completes; then its other end is a member.
 _STRANGER, _UNFINISHED, _MEMBER = range(3)
 _Group = tuple[int, str | int]
 
@@ -168,7 +169,7 @@ class Loop:
             raise WireError(f"no such node: {node}")
         self._check_host(connection, node)
         unfinished = self._accepted[_UNFINISHED].get(node, {})
-        if len(unfinished) >= MAX_UNFINISHED:  # a stranger may have repeated a first message of the node
+        if len(unfinished) >= MAX_UNFINISHED:  # one of them may be a stranger that repeats the node's first message
             next(iter(unfinished)).fail("replaced by a newer connection of its node")
         self._move(connection, (_UNFINISHED, node))
 
@@ -299,8 +300,8 @@ class Connection:
     def expect(self, count: int) -> None:
         """While ``count`` bytes are still to come, wait for a batch of bytes instead of each packet.
 
-        On a slow link, an event for each packet would cost more CPU than the bytes. Near the end, wait for each packet:
-        OpenSSL may already hold a part of a record, so the socket may get less than ``count`` bytes.
+        On a slow network, an event for each packet would cost more CPU time than the bytes. Near the end, wait for each
+        packet: OpenSSL may already hold a part of a record, so the socket may get less than ``count`` bytes.
         """
         low_water = _BATCH_BYTES if count > _BATCH_BYTES + _RECORD_BYTES else 1
         if low_water != self._low_water and not self._closed:

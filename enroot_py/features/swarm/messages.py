@@ -1,7 +1,7 @@
 """The messages between the tracker of a swarm and its peers.
 
-A node is identified by its number within the step, a blob by its position in the manifest. A blob is cut into pieces.
-Nodes pass pieces on along several trees: trees.py. The pieces of each blob are dealt out to the trees in turn:
+Messages identify a node by its number within the step, and a blob by its position in the manifest. A blob is cut into
+pieces. Nodes pass pieces on along several trees (trees.py). The trees carry the pieces of each blob in turn:
 Spool.piece().
 
 The types of the fields have the bounds that wire.py checks when it decodes a message.
@@ -39,7 +39,7 @@ REPORT_INTERVAL_S = 1.0  # between two reports of a peer that fetches from the r
 
 
 def report_interval(nodes: int) -> float:
-    """Return the seconds between reports of a peer that fetches nothing: the tracker handles a thousand a second."""
+    """Return the seconds between reports of a peer that fetches nothing. The tracker gets at most 1000 a second."""
     return REPORT_INTERVAL_S * max(1.0, nodes / 1000)
 
 
@@ -71,8 +71,8 @@ class Report:
 class Complaint:
     """The peer complains about its parent in a tree.
 
-    With ``reached``, it is connected, but the tree is slower than the others. Otherwise it cannot connect, or the
-    connection has ended.
+    ``reached``: the peer is connected to the parent, but this tree is slower than the peer's other trees. If not
+    ``reached``, the peer cannot connect, or the connection has ended.
     """
 
     tree: Number
@@ -107,7 +107,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class Link:
-    """A parent from which a peer downloads a tree: only pieces of ``blobs``, unless that is empty."""
+    """A parent from which a peer downloads pieces of a tree. If ``blobs`` is not empty: only pieces of these blobs."""
 
     tree: Number
     parent: Number
@@ -176,7 +176,10 @@ class Come:
 
 @dataclass(frozen=True, slots=True)
 class Documents:
-    """The tracker's answer for a registry image: its manifest, its config, signatures and the registry's tokens."""
+    """The tracker's answer for a registry image: its manifest, its config, signatures and the registry's tokens.
+
+    ``named`` is the digest that the image's name resolves to: see manifests.Manifest.
+    """
 
     named: str
     architecture: str

@@ -32,10 +32,11 @@ _NOTE_AGE_S = 3600  # older notes are ignored
 
 
 def offer(job: Job, image: Reference, digest: str, allocation: Job) -> Offer | None:
-    """Return a tracker for the image ``digest``, or None if all nodes have it according to a note, or no port is free.
+    """Return a tracker for the image ``digest``.
 
-    Without a digest, the tracker resolves the tag when the first node asks. If the nodes have deleted the image since
-    the note was written, each node asks the registry.
+    Return None if all nodes have the image according to a note of an earlier step, or if no port is free. If the nodes
+    have deleted the image since the note was written, each node asks the registry. Without a digest, the tracker
+    resolves the tag when the first node asks.
     """
     nodes = allocation.nodelist.encode()
     if digest and nodes and Note(job, digest).read(len(nodes) + 1) == nodes:
@@ -126,7 +127,7 @@ class ImageOffer(Offer):
             self._note.write(nodes)
 
     def documents(self) -> tuple[Documents, Sequence[int]]:
-        """Get the documents from the registry. Raises PenrootError."""
+        """Get the manifest, the config and signatures from the registry. Raises PenrootError."""
         from enroot_py.config import settings
         from enroot_py.features.swarm.messages import Documents
         from enroot_py.registry import authorization

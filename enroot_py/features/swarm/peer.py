@@ -24,9 +24,9 @@ from enroot_py.features.swarm.messages import (
 
 CONNECT_TIMEOUT_S = 6.0  # to connect to a parent takes four round trips, and each may wait in a full queue
 COMPLAIN_AFTER_S = 1.0  # complain about a slow parent after this time, and again after the same time
-LAG_BYTES = 8 << 20  # a tree is slow if it has brought this many bytes fewer than the fastest tree,
-SLOW = 0.5  # and less than this part of the median of all trees
-ALONE_AFTER_S = 10.0  # without a tracker, fetch everything after this time without a byte from parents
+LAG_BYTES = 8 << 20  # a slow tree has brought at least this many bytes fewer than the fastest tree
+SLOW = 0.5  # a slow tree has also brought less than this part of the median of all trees
+ALONE_AFTER_S = 10.0  # if the tracker is lost and no parent has sent a byte for this time, fetch everything
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +36,7 @@ class SendToTracker:
 
 @dataclass(frozen=True, slots=True)
 class Download:
-    """Ask a parent for the pieces of a tree that this peer misses, but only for pieces of ``blobs``."""
+    """Ask a parent for the missing pieces of a tree, but only for pieces of ``blobs``."""
 
     link: Link
     blobs: frozenset[int]
@@ -195,7 +195,7 @@ class Peer:
         return actions + self._update_downloads()
 
     def _update_downloads(self) -> list[Action]:
-        """Ask for the wanted blobs by each link, if the blobs have changed."""
+        """Ask each parent for the wanted blobs, if they are not the blobs of the last request to this parent."""
         if self._routes is None:
             return []
         wanted = frozenset(self._routes.blobs if self._routes.relays else self._lacks) - self._fetches

@@ -22,7 +22,7 @@ from enroot_py.features.swarm.spool import PIECE, Spool
 from enroot_py.features.swarm.trees import MAX_TREES
 from enroot_py.features.swarm.wire import MAX_TRACKER_BYTES, WireError
 
-_HEADER = struct.Struct(">HHII")  # blob, tree, piece and length, before the bytes of a piece
+_HEADER = struct.Struct(">HHII")  # the header of a piece: blob, tree, number and length
 _END = struct.Struct(">Q")  # from a fetching process: all bytes of the blob before this offset are written
 _MAX_REASON_CHARACTERS = 500  # so that one atomic write holds a reason and its hint, pipe(7)
 
@@ -54,7 +54,7 @@ class PeerProcess:
         self._children: list[_Child] = []
         self._rate = self.allowance = rate / Loop.TICKS  # bytes to upload in each tick, and in the rest of this tick
         self._fetching: dict[int, tuple[int, int]] = {}  # by blob: the process that fetches it, and its pipe
-        self._counted: dict[int, int] = {}  # by blob: bytes that the peer has counted
+        self._counted: dict[int, int] = {}  # by blob: the bytes that were available at the last _count_fetched()
         self._done = False
         tracker.max_bytes = MAX_TRACKER_BYTES
         tracker.on_message = self._handle
@@ -219,7 +219,8 @@ class PeerProcess:
 def _fetch_blob(spool: Spool, blob: int, fetch: Fetch, pipe: int) -> None:
     """Fetch the rest of a blob. Write the end of the new bytes to a pipe, as _END.
 
-    Write an error as three texts separated by NUL: "y" if the registry refuses the blob or "n", the reason, the hint.
+    Write an error as three texts separated by NUL: "y" if the registry refuses the blob, otherwise "n"; the reason; and
+    the hint.
     """
     os.set_blocking(pipe, True)
     try:
@@ -245,7 +246,7 @@ class _Parent:
         self.links: dict[Link, frozenset[int]] = {}
         self._process, self._connection, self._spool = process, connection, spool
         self._ready = False
-        self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset (-1: ignore it), remaining bytes
+        self._piece: tuple[int, int, int, int] | None = None  # blob, tree, offset (-1: ignore piece), remaining bytes
         self._length = 0  # of the piece
         connection.on_ready = self._begin
         connection.on_close = lambda why: process.lost(self)
@@ -324,21 +325,21 @@ class _Child:
 
     def __init__(self, process: PeerProcess, connection: Connection, spool: Spool, children: list[_Child]) -> None:
         self._process, self._connection, self._spool = process, connection, spool
-        self._wanted: dict[int, dict[int, int]] = {}  # by tree and blob: pieces that the child has
+        self._wanted: dict[int, dict[int, int]] = {}  # by tree and blob: the number of pieces that the child has
         self._order: list[tuple[int, int]] = []  # the trees and blobs of ``_wanted``
         self._turn = 0
-        self._early: list[Take] = []  # requests that came before the plan
+        self._early: list[Take] = []  # requests that came before Routes
         connection.on_message = lambda message: self._take(wire.decode(message, Take))
         connection.send_more = self._upload
         connection.on_close = lambda why: children.remove(self)
 
     def begin(self) -> None:
-        """Handle the requests that came before the plan."""
+        """Handle the requests that came before Routes."""
         early, self._early = self._early, []
         try:
             for take in early:
                 self._take(take)
-        except WireError as e:  # the child's error must not end the connection to the tracker, which sent the plan
+        except WireError as e:  # the child's error must not end the connection to the tracker, which sent Routes
             self._connection.fail(str(e))
 
     def _take(self, take: Take) -> None:

@@ -1,4 +1,4 @@
-"""Listening sockets. srun waits for the first socket, so this module avoids the module socket, which loads slowly."""
+"""Open listening sockets. srun waits for this, so use the module _socket: the module socket loads slowly."""
 
 from __future__ import annotations
 

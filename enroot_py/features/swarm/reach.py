@@ -31,7 +31,7 @@ from enroot_py.features.swarm.step import LAUNCHER
 from pyxis_py.request.settings import PluginSettings
 
 _MARK = b"pyxis-py check: "  # begins each line of a node: a TaskProlog may print other lines
-_CONTEXT = "check"  # of the swarm's key
+_CONTEXT = "check"  # the context of the swarm's key: see Swarm
 _QUEUE_TIMEOUT_S = 30  # for the step to get its nodes
 _START_TIMEOUT_S = 20.0  # for all nodes to send their first line
 _CONNECT_TIMEOUT_S = 5.0
@@ -136,7 +136,7 @@ def judge(answers: Answers, names: Sequence[str], firewall: Firewall) -> Iterato
 
 
 class _Check:
-    """The check's process on srun's host."""
+    """The part of the check that runs on srun's host."""
 
     def __init__(self, names: Sequence[str], swarm: Swarm, ports: range) -> None:
         """Raises PenrootError if all ports are in use."""
@@ -195,7 +195,7 @@ class _Check:
             os.close(stdout)
 
     def _collect(self, stdout: int, seconds: float, is_enough: Callable[[], bool]) -> None:
-        """Handle lines of the nodes until ``is_enough``, the time is over or the step has ended."""
+        """Handle lines of the nodes until ``is_enough()`` is true, the time is over or the step has ended."""
         deadline = time.monotonic() + seconds
         while not is_enough() and select.select([stdout], [], [], max(0.0, deadline - time.monotonic()))[0]:
             if not (data := os.read(stdout, 65536)):
@@ -244,7 +244,7 @@ def _slurm_address(name: str) -> str:
 
 
 def answer() -> None:
-    """Be a task of the step: connect to the hosts that stdin names, and print each failure, until stdin ends."""
+    """Run as a task of the step: connect to the hosts that stdin names, and print failures. Return when stdin ends."""
     signal.alarm(round(_STEP_TIMEOUT_S))
     if not (line := sys.stdin.readline()):
         return

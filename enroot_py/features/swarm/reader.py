@@ -23,8 +23,8 @@ _LOOK_S = 1.0  # between two checks for new bytes
 class Reader:
     """The bytes of blob ``number`` of ``spool``, in order.
 
-    If no more bytes arrive, ``instead`` opens the blob at the first missing byte. ``keep`` gets the file of the blob at
-    the end, if all bytes came from the spool and the caller read them without an error.
+    If no more bytes arrive, ``instead`` opens another source of the blob at the first missing byte. At the end,
+    ``keep`` gets the file of the blob, if all bytes came from the spool and the caller read them without an error.
     """
 
     def __init__(
@@ -81,6 +81,6 @@ class Reader:
         return now > self._seen_at + _STUCK_S
 
     def _is_first(self) -> bool:
-        """Return whether this is the first incomplete blob. Each blob has a process; only the first logs the notice."""
+        """Return whether this is the first incomplete blob. Each blob has a reader; only the first logs the notice."""
         spool = self._spool
         return self._number == min(blob for blob in (self._number, *spool.lacking) if not spool.is_complete(blob))

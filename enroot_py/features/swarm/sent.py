@@ -50,7 +50,7 @@ class SentFile:
                 squashfs.check_open(fd, self.path)
                 self.fd = fd.keep()
         except OSError as e:
-            hint = f"the file must be on {host}; give a file that is on the nodes without bcast:"
+            hint = f"the file must be on {host}; for a file that is on the nodes, omit bcast:"
             raise UsageError(f"{self.origin}: {e.strerror}: {self.path}", hint=hint) from e
 
     @property
@@ -71,7 +71,9 @@ class SentFile:
         return self._read[1]
 
     def _known_digest(self) -> str:
-        """Return the digest from a note, or compute it. Note it for the next srun if the file is old enough.
+        """Return the digest from a note, or compute it.
+
+        Write a computed digest to the note for the next srun, unless the file has changed in the last seconds.
 
         Raises OSError.
         """

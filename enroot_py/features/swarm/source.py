@@ -1,6 +1,6 @@
 """A source of a registry image (registry/sources.py) that uses a swarm.
 
-The manifest and the config come from the tracker, the blobs from the peer.
+The manifest and the config come from the tracker. The blobs come through the peer of this node.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class SwarmSource(SwarmClient):
         return self._inner.digest()
 
     def manifest(self, arch: str | None = None) -> Manifest:
-        """Return the tracker's manifest, or without a tracker the registry's manifest."""
+        """Return the tracker's manifest, or the registry's manifest if there is no tracker."""
         if arch is None:
             self.join()
         if self._manifest is None:
@@ -110,7 +110,7 @@ class SwarmSource(SwarmClient):
         )
 
     def instead(self, descriptor: Descriptor) -> Blob | None:
-        """If the bytes from other nodes do not match the blob's digest, return the blob from the registry."""
+        """Return the blob from the registry if the bytes from other nodes do not match its digest, otherwise None."""
         if self._spool is None or descriptor.digest not in self._lacks:
             return None
         stream, digest = self.blob(descriptor), hashlib.sha256()

@@ -1,6 +1,6 @@
 """The blobs of an image while they arrive, in files that other processes read meanwhile.
 
-The files are unlinked, unless the caller passes files of its own. A blob is cut into pieces of PIECE bytes; the last
+The files have no names, unless the caller passes its own files. A blob is cut into pieces of PIECE bytes; the last
 piece may be shorter. The pieces arrive by several trees at once, in order within each tree. Children can get a piece as
 soon as it has arrived. A byte is available to readers when all bytes before it have arrived.
 """
@@ -22,7 +22,7 @@ _MAX_REASON_BYTES = 4096
 
 
 class Spool:
-    """The blobs of an image, by position in its manifest. A fork(2) shares it: all processes see the bytes arrive.
+    """The blobs of an image, by position in its manifest. Forked processes share the spool, and see the bytes arrive.
 
     This node lacks the blobs ``lacking`` and may relay the others. ``complete`` has the files of complete blobs.
     ``files`` has files to write blobs to; the other blobs are written to ``directory``. Pass ``explain`` if readers
@@ -170,7 +170,7 @@ class Spool:
 
 
 def _unnamed_file(directory: str) -> int:
-    """Open a file without a name: open(2), O_TMPFILE. If the file system does not support that, unlink a new file."""
+    """Open a file without a name: open(2), O_TMPFILE. If the file system has no O_TMPFILE, unlink a new file."""
     try:
         return os.open(directory, os.O_TMPFILE | os.O_RDWR | os.O_CLOEXEC, 0o600)
     except OSError as e:

@@ -42,7 +42,7 @@ def send(job: Job, request: Request, plugin: PluginSettings, *, learns_later: bo
 
 
 def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settings) -> Image:
-    """Return the file that srun sends, once it is in the store of this node. Raises ConfigError, ImageError."""
+    """Receive the file that srun sends. Return it as an image in this node's store. Raises ConfigError, ImageError."""
     from enroot_py.features.swarm import store_file
     from pyxis_py.request.job import REFUSED
 
@@ -62,7 +62,7 @@ def receive(job: Job, request: Request, plugin: PluginSettings, settings: Settin
 
 
 class Peers:
-    """The other nodes of a step. The core uses them by the interface Peers in registry/sources.py."""
+    """The other nodes of a step. The core uses this class through the interface Peers in registry/sources.py."""
 
     def __init__(self, invitation: Invitation) -> None:
         self._invitation = invitation
@@ -97,7 +97,7 @@ def peers(job: Job, plugin: PluginSettings) -> Peers | None:
 
 
 def invitation(job: Job, plugin: PluginSettings) -> Invitation | None:
-    """Return the invitation of srun's tracker, if any. If the library of swarms is missing, log it to slurmd's log."""
+    """Return the invitation of srun's tracker, if any. If the library of swarms is missing, slurmd's log says so."""
     arguments = SwarmArguments(plugin)
     if arguments.swarm and (error := missing()):
         log.info(f"{error}: this node asks the registry itself ({error.hint})")

@@ -25,9 +25,9 @@ _CHUNK_BYTES = 1 << 20
 
 
 def receive(name: str, digest: str, invitation: Invitation, settings: Settings) -> Image:
-    """Store the file with this digest, and return the image, held. If this node already has it, upload it to others.
+    """Store the file with this digest. Return its image, protected from pruning by hold().
 
-    Raises ImageError, RegistryError.
+    If this node already has the image, upload it to other nodes. Raises ImageError, RegistryError.
     """
     if settings.policies:
         from enroot_py.store import policies

@@ -82,7 +82,7 @@ class Identity:
         return context
 
     def connect(self, sock: socket, role: str, node: int) -> SSLSocket:
-        """Wrap a connected socket of this ``node``. ``role`` is the role of the connection. Raises OSError."""
+        """Wrap a connected socket of this ``node``. ``role`` is TO_TRACKER or TO_PEER. Raises OSError."""
         name = self._name(f"{role}{node}")
         return self.connecting.wrap_socket(sock, server_hostname=name, do_handshake_on_connect=False)
 

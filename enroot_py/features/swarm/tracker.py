@@ -1,4 +1,4 @@
-"""The tracker's decisions: the fetcher of each blob and the parents of each peer.
+"""The tracker's decisions. The plan of a swarm is the fetcher of each blob and the parents of each peer.
 
 This module uses neither sockets nor clocks. Events come in with their time, messages to peers go out. The same code
 runs in srun and in benchmarks/swarm.
@@ -30,8 +30,8 @@ from enroot_py.features.swarm.messages import (
 from enroot_py.features.swarm.trees import SOURCES, BlobTree, Forest
 
 GATHER_S = 0.5  # between the first peer and the plan, unless all nodes join earlier
-GROWTH = 8  # plan again when one late peer has joined for every eight planned peers,
-EARLY = 3  # unless a peer has received more than a third of all bytes already
+GROWTH = 8  # plan again when one late peer has joined for every GROWTH planned peers
+EARLY = 3  # do not plan again if a peer has received more than 1/EARLY of all bytes
 LINGER_S = 30.0  # finished peers wait for late peers for this time
 STALLED_AFTER_S = 2.0  # a peer is stalled when it has sent no message for this time plus three report intervals
 DRAIN_S = 3.0  # the kernel of a peer may send for this time after the peer has left
@@ -55,7 +55,7 @@ class Tracker:
         self._now = 0.0
         self._first_joined_at = 0.0
         self._planned = 0  # peers that are part of the plan
-        self._late: list[float] = []  # times when the other peers joined
+        self._late: list[float] = []  # when each peer joined that is not part of the plan
         self._idle_since = 0.0  # since this time, no peer lacks a blob
         self._checked_at = 0.0  # time of the last check for stalled peers
         self._ready = set(ready)  # includes nodes that have left
@@ -80,7 +80,7 @@ class Tracker:
             pass  # the peer was released
         elif isinstance(message, Failed):
             self._failed(node, peer, message)
-        elif len(message.got) == len(self._forest.trees):  # otherwise the peer has another plan
+        elif len(message.got) == len(self._forest.trees):  # otherwise the message is about an older plan
             peer.got = message.got
             if isinstance(message, Report):
                 self._report(node, peer, message)
@@ -181,7 +181,7 @@ class Tracker:
     # -- messages to peers
 
     def _reroute(self, node: int, *trees: int) -> None:
-        """Send Routes to a peer, with the links of these trees."""
+        """Have _flush() send Routes to a peer, with the links of these trees."""
         self._rerouted.setdefault(node, set()).update(trees)
 
     def _flush(self) -> Messages:
@@ -269,7 +269,7 @@ class Tracker:
             peer.relays = self._can_relay(peer)
             (relays if peer.relays and node not in self._fetchers else leaves).append(node)
         self._planned, self._late = len(lacking), []
-        if len(relays) == 1:  # all others would depend on this relay, even a slow one: only late peers may use it
+        if len(relays) == 1:  # all others would depend on this relay, even if it is slow: only late peers may use it
             forest = Forest(number, (), list(lacking))
             forest.add(relays[0])
             return forest
@@ -394,7 +394,7 @@ class Tracker:
             return  # the child already has another parent
         if complaint.reached and (not parent.got or parent.got[number] <= peer.got[number]):
             if not self._is_slow(parent):
-                return  # the parent is waiting too, and will complain about the next parent
+                return  # the parent is waiting too, and will complain about its own parent
             parent.strikes |= set(range(-MAX_STRIKES, 0))
         peer.refused.add(blamed)
         parent.strikes.add(node)
@@ -407,8 +407,8 @@ class Tracker:
     def _avoid_fetcher(self, node: int, peer: PeerState, fetcher: int, tree: BlobTree) -> None:
         """Handle a root that cannot connect to a fetcher.
 
-        Replace the fetcher if it is unreachable, otherwise the root. If neither is possible, have the root fetch the
-        blobs itself. If that is impossible too, give up the root.
+        If the fetcher is unreachable for several peers, replace the fetcher. Otherwise replace the root. If there is no
+        replacement, have the root fetch the blobs itself. If the root cannot, exclude it from the swarm.
         """
         peer.refused.add(fetcher)
         self._fetchers.peer(fetcher).strikes.add(node)
@@ -429,9 +429,9 @@ class Tracker:
             self._forget(node)
 
     def _other_root(self, peer: PeerState, tree: BlobTree) -> int:
-        """Choose a relay from which the peer may download, and make the relay a root. Without one, return SOURCES.
+        """Choose a relay from which the peer may download, and make the relay a root. If there is none, return SOURCES.
 
-        The new root must be able to connect to all fetchers, as far as is known.
+        The new root must be able to connect to all fetchers, as far as the tracker knows.
         """
         fetchers = self._fetchers.nodes
         for other in sorted(self._forest.loads, key=lambda relay: relay not in tree.children):

@@ -21,11 +21,11 @@ from enroot_py.features.swarm.tracker import Tracker
 from enroot_py.features.swarm.wire import WireError
 
 TRACKER = 0xFFFFFFFF  # the tracker's node number, which no node has
-_MAX_DOCUMENT_BYTES = 1 << 20  # of a manifest, a config and signatures: each node gets them
+_MAX_DOCUMENT_BYTES = 1 << 20  # of the manifest, config and signatures that each node gets
 
 
 class Host(Protocol):
-    """The tracker's host."""
+    """The owner of a tracker: see offer.Offer."""
 
     @property
     def seed_descriptors(self) -> Collection[int]:
@@ -94,7 +94,7 @@ class TrackerProcess:
         peer.on_close = lambda why: self._closed(peer)
 
     def _handle_first(self, peer: Connection, message: Mapping[str, object]) -> None:
-        """Handle a peer's first message. It only tells whether the node lacks any blob; Joined lists the blobs."""
+        """Handle a peer's first message. It says only whether the node lacks any blob: Joined lists the blobs later."""
         lacks = wire.decode(message, Come).lacks
         peer.on_message = lambda message: self._handle(peer, message)
         if not lacks and peer.node != SEED:

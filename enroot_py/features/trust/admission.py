@@ -1,8 +1,8 @@
 """Check an image against the policies of the site and the user, before it is unpacked and at each use.
 
-Beside an image, the store keeps the signatures by which the image was admitted. Each use verifies them again with
-the current rules and keys, so forged signatures in the store are harmless. Only if they are insufficient, the registry
-is asked again.
+Beside an image, the store keeps the signatures by which the image was admitted. Each use of the image verifies these
+signatures again with the current rules and keys, so forged signatures in the store are harmless. If the stored
+signatures are insufficient, penroot asks the registry again.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ if TYPE_CHECKING:
     from enroot_py.registry.repository import Repository
     from enroot_py.registry.sources import ImageSource
 
-_SENT = "bcast:"
+_SENT = "bcast:"  # prefix of the path of a squashfs file that srun sends to the nodes
 _MAX_RECORD_BYTES = 16 << 20
 
 
 class Admission:
-    """The rules for the image of a reference. Raises ConfigError, and PolicyError if no signature can satisfy them."""
+    """The rules for the image of a reference. Raises ConfigError, and PolicyError if a rule rejects every image."""
 
     def __init__(self, name: Reference | LocalImage, settings: Settings) -> None:
         self._name = name
@@ -57,7 +57,7 @@ class Admission:
         """Check an image before it is unpacked. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         if not self.wants_signatures:
             return
-        from_tracker = getattr(source, "evidence", b"")  # srun's tracker fetches the signatures once for all nodes
+        from_tracker = getattr(source, "evidence", b"")  # srun's tracker (features/swarm) fetched it for all nodes
         if from_tracker and self._satisfied(_loads(from_tracker), manifest.digest):
             return
         self.ask(manifest.digest, manifest.named)
@@ -113,7 +113,7 @@ class Admission:
         return True
 
     def verify(self, evidence: Evidence, digest: str) -> None:
-        """Raise PolicyError if the evidence does not satisfy a rule, ConfigError for a malformed key."""
+        """Raise PolicyError if the evidence does not satisfy a rule, and ConfigError for a malformed key."""
         assert isinstance(self._name, Reference)
         covered = evidence.covers(digest)
         for rule in self.rules:
@@ -127,7 +127,7 @@ class Admission:
                     raise PolicyError(f"{message}: {why}", hint=hint)
 
     def ask(self, digest: str, named: str) -> Evidence:
-        """Verify an image with signatures of a mirror or registry. Raises PolicyError, RegistryError, ImageError."""
+        """Verify an image by signatures from mirrors or the registry. Raises PolicyError, RegistryError, ImageError."""
         assert isinstance(self._name, Reference)
         for evidence in gather(self._name, self._settings, digest, named):
             try:
@@ -135,7 +135,7 @@ class Admission:
             except PolicyError as e:
                 error = e
             else:
-                # Drop signatures by other keys: anyone can sign, and could fill the store.
+                # Drop signatures by other keys: anyone can make such signatures, and could fill the store.
                 signers = [signer for rule in self.rules for each in rule.signed for signer in verify.signers_of(each)]
                 self._evidence = Evidence(verify.by_signers(evidence.signatures, signers), evidence.index)
                 return self._evidence
@@ -191,7 +191,7 @@ def _evidence(repository: Repository, digest: str, named: str) -> Iterator[Evide
 
 
 def _loads(data: bytes) -> Evidence:
-    """Parse a record of evidence; a damaged record is empty evidence."""
+    """Parse a record of evidence. Return empty evidence for a damaged record."""
     try:
         return signatures.loads(data)
     except ValueError as e:
@@ -203,7 +203,7 @@ def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None
     """Check an image at submission, or before the site's importer fetches it. Raises PolicyError, ConfigError.
 
     The nodes check an image again after submission. ``pin`` is the digest of the tag for the job. With ``by_importer``,
-    the importer verifies signatures.
+    check only for rules that reject every image, because the importer itself verifies signatures.
     """
     if by_importer:
         for rule in rules_for(name, settings):
@@ -240,7 +240,7 @@ def check_directory(path: str, settings: Settings) -> None:
 
 
 def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]:
-    """Check the image of a container, and return its record with the real path of the squashfs file.
+    """Check the image that a container's ``record`` names. Return the record, with the real path of a squashfs file.
 
     Raises PenrootError.
     """
@@ -287,7 +287,7 @@ def _check_unsigned(path: object, rules: tuple[Rule, ...]) -> None:
 def _unsigned(name: object, rule: Rule, requirement: Requirement) -> PolicyError:
     transport = "its transport" if isinstance(name, LocalImage) else "squashfs or dir"
     hint = f"start a signed registry image, docker://…; or ask the site to accept {transport} in policy.json"
-    return policy.refused(name, rule, requirement, "lacks the required signature", hint)
+    return policy.refused(name, rule, requirement, "lacks the signature that is required", hint)
 
 
 def rules_for(name: Reference | LocalImage, settings: Settings) -> tuple[Rule, ...]:

@@ -1,7 +1,7 @@
-"""Read registries.d of podman and skopeo: it can say that sigstore signatures are not beside the images.
+"""Read registries.d of podman and skopeo, which can turn off looking for sigstore signatures in a registry.
 
-Only ``use-sigstore-attachments: false`` counts. Without this key, penroot looks for signatures; podman does so only
-with ``true``. A ``lookaside`` holds GPG signatures, which penroot cannot check. The user's directory replaces the
+penroot looks for signatures unless ``use-sigstore-attachments`` is false; podman does so only if it is true. penroot
+ignores ``lookaside``, the place of GPG signatures, which penroot cannot check. A user's registries.d replaces the
 system's. Source: containers-registries.d(5).
 """
 
@@ -23,7 +23,7 @@ _HINT = "see containers-registries.d(5)"
 
 
 def disabled_by(reference: Reference, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the file that says that no signatures are beside this image, or "". Raises ConfigError."""
+    """Return the file that turns off looking for signatures of this image, or "". Raises ConfigError."""
     sections = _sections(environ)
     for scope in (*identities.scopes(identities.of(reference)), ""):
         path, section = sections.get(scope, ("", {}))

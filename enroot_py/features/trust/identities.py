@@ -65,7 +65,7 @@ def scopes(name: DockerName) -> list[str]:
 
 
 def _spellings(repository: str) -> list[str]:
-    """Return a repository, and its other spelling with or without :80. With plain HTTP they are equivalent."""
+    """Return the spellings of a repository: over plain HTTP, :80 can be written or omitted."""
     host, slash, path = repository.partition("/")
     if host.endswith(":80"):
         return [repository, host.removesuffix(":80") + slash + path]
@@ -81,7 +81,10 @@ def canonical(scope: str) -> str:
 
 
 def canonical_scope(scope: str, where: str) -> str:
-    """Return a valid scope with the canonical spelling of its host. Raises ConfigError if no image can be in it."""
+    """Return a valid scope with the canonical spelling of its host.
+
+    Raises ConfigError if no image can be in the scope.
+    """
     host, _, rest = scope.partition("/")
     bare = rest.partition("@")[0].partition(":")[0]
     hint = ""
@@ -112,7 +115,7 @@ _KINDS: dict[str, tuple[str, ...]] = {
     "exactReference": ("dockerReference",),
     "exactRepository": ("dockerRepository",),
     "remapIdentity": ("prefix", "signedPrefix"),
-    "digestOnly": (),  # our extension, because a bundle names no image
+    "digestOnly": (),  # our extension, because a sigstore bundle names no image
 }
 
 
@@ -135,13 +138,13 @@ class Identity:
         return image, any_tag
 
     def matches(self, image: DockerName, signed: DockerName | None) -> bool:
-        """Return whether a signature for the name ``signed``, or for no name, is valid for ``image``."""
+        """Return whether a signature for the name ``signed`` (None: for no name) is valid for ``image``."""
         if signed is None or self.kind == "digestOnly":
             return self.kind == "digestOnly"
         required_name, any_tag = self.required_name(image)
         if any_tag:
             return signed.repository == required_name.repository
-        # cosign signs a name without tag and digest. Such a name matches no tag.
+        # cosign signs names without tag and digest. Such a name is not enough where a tag is required.
         return signed == required_name and bool(signed.tag or signed.digest)
 
     def describe(self, image: DockerName) -> str:

@@ -1,7 +1,7 @@
-"""Verify signatures that have no long-lived key, offline, by Fulcio's certificates and Rekor's signed timestamps.
+"""Verify signatures without a long-lived key by Fulcio's certificates and Rekor's signed timestamps, without a network.
 
 A signer proves an e-mail address to Fulcio, which certifies a key for some minutes. Rekor logs the signature, and signs
-the time of the entry. The site provides Fulcio's authorities and Rekor's key, and the policy names them, as for podman.
+the time of the entry. As for podman, the policy names the certificates of Fulcio's authorities and Rekor's public key.
 A signature counts if Rekor's entry is about this signature, content and certificate, and if the certificate was valid
 at the time of the entry. A signature that cannot be verified is refused. The proof that the certificate was
 logged (SCT) is not checked, as in podman.
@@ -51,7 +51,7 @@ class Log:
         """
         if not signature.entry:
             raise Unproved(
-                "it has no entry of a transparency log with a signed timestamp, which Rekor 1 makes, but not Rekor 2"
+                "it has no entry of a transparency log with a signed timestamp (Rekor 1 signs it, Rekor 2 does not)"
             )
         try:
             entry = unique_json(signature.entry)
@@ -71,7 +71,7 @@ class Log:
 
 
 def _canonical(payload: dict[str, Any]) -> bytes:
-    """Return the form that the log signs: RFC 8785. For these types, sorted keys are enough. Raises ValueError."""
+    """Return the JSON text that the log signs: RFC 8785, here simply with sorted keys. Raises ValueError."""
     if set(payload) != {"body", "integratedTime", "logID", "logIndex"}:
         raise ValueError("unknown keys")
     for key in ("integratedTime", "logIndex"):
@@ -82,7 +82,7 @@ def _canonical(payload: dict[str, Any]) -> bytes:
 
 
 def _check_body(body: dict[str, Any], signature: Signature, verified_by: bytes) -> None:
-    """Check that an entry is about this signature, content and key. Raises Unproved, and _MALFORMED."""
+    """Check that an entry is about this signature, content and key. Raises Unproved and exceptions in _MALFORMED."""
     kind, spec = (body["kind"], body["apiVersion"]), body["spec"]
     content = dsse_body(signature.payload)
     if kind == ("hashedrekord", "0.0.1"):
@@ -143,7 +143,7 @@ class Logged:
 
 
 class Identified:
-    """An e-mail address that Fulcio's authorities certify. Raises ConfigError for malformed authorities."""
+    """An e-mail address that Fulcio's authorities certify. Raises ConfigError if their certificates are malformed."""
 
     def __init__(self, fulcio: Fulcio, log: Log) -> None:
         from cryptography import x509
@@ -166,7 +166,7 @@ class Identified:
         from cryptography import exceptions, x509
         from cryptography.hazmat.primitives.serialization import Encoding
 
-        # Errors of a hostile certificate, besides ValueError and TypeError.
+        # Exceptions that a hostile certificate can raise, besides _MALFORMED.
         malformed = (
             *(x509.DuplicateExtension, x509.ExtensionNotFound, x509.UnsupportedGeneralNameType, x509.InvalidVersion),
             exceptions.UnsupportedAlgorithm,
@@ -188,7 +188,7 @@ class Identified:
         return ""
 
     def _check(self, leaf: Certificate, chain: list[Certificate], time: int) -> None:
-        """Check a certificate at the time of the log. Raises Unproved, and errors of malformed certificates."""
+        """Check that a certificate, valid at ``time``, proves the identity. Raises Unproved, or errors if malformed."""
         from cryptography.x509 import ExtendedKeyUsage, RFC822Name, SubjectAlternativeName
         from cryptography.x509.oid import ExtendedKeyUsageOID
 
@@ -200,15 +200,15 @@ class Identified:
             raise Unproved("its certificate is not by the authorities of the policy")
         issuers = set(_issuers(leaf))
         if issuers != {self._fulcio.oidc_issuer}:
-            raise Unproved(f"its certificate is of the issuer {' and '.join(sorted(issuers)) or 'none'}"[:200])
+            raise Unproved(f"the issuer in its certificate is {' and '.join(sorted(issuers)) or 'missing'}"[:200])
         names = leaf.extensions.get_extension_for_class(SubjectAlternativeName).value
         emails = names.get_values_for_type(RFC822Name)
         if self._fulcio.subject_email not in emails:
-            raise Unproved(f"its certificate is of {', '.join(emails) or 'nobody with an e-mail address'}"[:200])
+            raise Unproved(f"the e-mail address in its certificate is {', '.join(emails) or 'missing'}"[:200])
 
 
 def _issuers(leaf: Certificate) -> list[str]:
-    """Return the identity providers that a certificate names, in either form. Raises ValueError."""
+    """Return the identity providers that a certificate names in Fulcio's two extensions. Raises ValueError."""
     issuers = []
     for extension in leaf.extensions:
         oid = extension.oid.dotted_string
@@ -223,7 +223,7 @@ def _issuers(leaf: Certificate) -> list[str]:
 
 
 def _has_path(leaf: Certificate, chain: list[Certificate], anchors: list[Certificate], time: int, depth: int) -> bool:
-    """Return whether an anchor has issued a certificate, directly or through others of the chain.
+    """Return whether an anchor has issued a certificate, directly or through other certificates of the chain.
 
     ``depth`` is the number of authorities below the issuer of the certificate.
     """
@@ -270,7 +270,7 @@ def _is_valid(certificate: Certificate, time: int) -> bool:
 
 
 def _is_understood(certificate: Certificate) -> bool:
-    """Return whether there are no name constraints, and each critical extension is checked here: RFC 5280, 4.2."""
+    """Return whether this module checks each critical extension, and there are no name constraints: RFC 5280, 4.2."""
     from cryptography.x509 import BasicConstraints, ExtendedKeyUsage, KeyUsage, NameConstraints, SubjectAlternativeName
 
     known = (BasicConstraints, ExtendedKeyUsage, KeyUsage, SubjectAlternativeName)

@@ -99,7 +99,7 @@ def verifier(key: Any) -> Callable[[bytes, bytes], bool] | None:
 
 
 def _no_key(source: KeySource, data: bytes) -> ConfigError:
-    """Return an error for a file without a public key. The message names the kind of its content."""
+    """Return an error for a file without a public key. The message names what the file has instead."""
     head = data.partition(b"-----BEGIN ")[2].partition(b"-----")[0].decode("ascii", "replace")
     hint = "convert it to PEM: cosign public-key --key cosign.key"
     if "PRIVATE" in head:

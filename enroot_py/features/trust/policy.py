@@ -1,8 +1,8 @@
 """Read policy.json: the rules for admitting images.
 
-Source of the format: containers-policy.json(5), read by podman and skopeo. The transport ``squashfs`` is our extension;
-its scopes are paths of squashfs files. The transport ``dir`` stands for containers that are plain directories. Rules
-that require GPG signatures, or certificates of a PKI, reject every image, since penroot cannot check those.
+Source of the format: containers-policy.json(5); podman and skopeo read the same file. The transport ``squashfs`` is our
+extension; its scopes are paths of squashfs files. The transport ``dir`` stands for containers that are plain
+directories. Rules that require GPG signatures or certificates of a PKI reject every image: penroot can check neither.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from enroot_py.registry.reference import LocalImage, Reference
 _MAXSYMLINKS = 40  # path_resolution(7)
 _MAX_FILE_BYTES = 1 << 20  # of a policy or key
 DOCKER, SQUASHFS, DIRECTORY = "docker", "squashfs", "dir"
-# Transports of references by scheme. Policies can also name transports that only other programs support.
+# Scheme of a reference -> transport in a policy. A policy can also name transports that only other programs support.
 _LOCAL = {
     "oci:": "oci",
     "oci-archive:": "oci-archive",
@@ -66,7 +66,7 @@ class KeySource:
 
 @dataclass(frozen=True, slots=True)
 class Fulcio:
-    """An identity that Fulcio certifies, and the authorities of that Fulcio."""
+    """The signer's identity that Fulcio must have certified. ``ca`` has the certificates of Fulcio's authorities."""
 
     ca: KeySource
     oidc_issuer: str
@@ -75,7 +75,7 @@ class Fulcio:
 
 @dataclass(frozen=True, slots=True)
 class Requirement:
-    """One requirement of a rule. One of the keys, or the identity of ``fulcio``, must have signed."""
+    """One requirement of a rule. One of the keys, or the identity of ``fulcio``, must have signed the image."""
 
     kind: str
     where: str
@@ -83,7 +83,7 @@ class Requirement:
     identity: Identity = field(default_factory=Identity)
     unsupported: str = ""  # evidence that the requirement needs, but penroot cannot check
     fulcio: Fulcio | None = None
-    rekor: tuple[KeySource, ...] = ()  # keys of the log that must contain the signature
+    rekor: tuple[KeySource, ...] = ()  # keys of the transparency log that must contain the signature
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +101,7 @@ class Rule:
             if requirement.unsupported:
                 evidence = requirement.unsupported
                 hint = f"penroot cannot check {evidence}: sign with a key, cosign sign --key, and use keyPath"
-                return refused(image, self, requirement, f"needs {evidence}", hint)
+                return refused(image, self, requirement, f"must have {evidence}, as required", hint)
         return None
 
     @property
@@ -115,7 +115,7 @@ def refused(image: object, rule: Rule, requirement: Requirement, why: str, hint:
 
 
 class Policy:
-    """One policy file. Raises ConfigError, which names the file and the path of the wrong value."""
+    """One policy file. Raises ConfigError, which names the file and the place of the wrong value in it."""
 
     def __init__(self, path: str, data: bytes, owner: int = 0) -> None:
         """Keys must belong to root or to ``owner``, the owner of the policy file."""
@@ -141,7 +141,7 @@ class Policy:
                 self._rules[name, scope] = Rule(words, tuple(self._requirements(node)))
 
     def rule(self, transport: str, scopes: Iterable[str]) -> Rule:
-        """Return the rule for an image in these scopes, the narrowest first."""
+        """Return the rule for an image. ``scopes`` are the scopes of the image, the narrowest first."""
         for scope in (*scopes, ""):
             if rule := self._rules.get((transport, scope)):
                 return rule
@@ -149,7 +149,7 @@ class Policy:
 
     @property
     def signed(self) -> list[Requirement]:
-        """Return the requirements for a signature of all rules."""
+        """The requirements for a signature in all rules."""
         return [requirement for rule in (self._default, *self._rules.values()) for requirement in rule.signed]
 
     def _requirements(self, node: Node) -> Iterator[Requirement]:
@@ -165,7 +165,7 @@ class Policy:
             elif members:
                 key, member = next(iter(members.items()))
                 raise ConfigError(
-                    f"{member.where}: unknown key {key!r} of {kind}", hint=f"{kind} has only the key type"
+                    f"{member.where}: unknown key {key!r} of {kind}", hint=f'{kind} has no other key than "type"'
                 )
             else:
                 yield Requirement(kind, item.where)
@@ -185,7 +185,7 @@ class Policy:
         if names == ["fulcio"]:
             if not rekor:
                 message = (
-                    f"{item.where}: fulcio needs the key of a transparency log: its certificates expire in minutes"
+                    f"{item.where}: fulcio needs the key of a transparency log: its own certificates expire in minutes"
                 )
                 raise ConfigError(message, hint='write "rekorPublicKeyPath": "/etc/…/rekor.pub"')
             fulcio = self._fulcio(members["fulcio"])
@@ -205,7 +205,7 @@ class Policy:
         return Fulcio(ca[0], members["oidcIssuer"].text("oidcIssuer"), members["subjectEmail"].text("subjectEmail"))
 
     def _one_of(self, names: Iterable[str], members: Mapping[str, Node], where: str) -> tuple[KeySource, ...]:
-        """Return the keys of the only member with one of these names, or none. Raises ConfigError for two members."""
+        """Return the public keys in the member with one of these names, or (). Raises ConfigError for two members."""
         present = [name for name in names if name in members]
         if len(present) > 1:
             raise ConfigError(f"{where}: {' and '.join(present)} exclude each other", hint="write only one of them")
@@ -264,7 +264,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     """
     for directory in _directories_on_path(path):
         files.check(directory)
-    # In a user namespace, root's files have another user ID, which the files of the installation have too.
+    # In a user namespace, root's files have another user ID: the one that penroot's installed files have.
     owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
@@ -289,7 +289,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
 
 
 def _directories_on_path(path: str) -> Iterator[str]:
-    """Yield the directories of a file and of the links to it: a user who can write to one of them controls the path."""
+    """Yield the directory of a file and of each link that leads to it: write access there means control of the path."""
     for _ in range(_MAXSYMLINKS):
         yield os.path.dirname(path)
         if not os.path.islink(path):
@@ -298,10 +298,10 @@ def _directories_on_path(path: str) -> Iterator[str]:
 
 
 def _not_trusted(path: str, origin: str, why: str, command: str = "") -> ConfigError:
-    """Return an error. Pass no ``command`` for the hint if it could damage a system file that was named by mistake."""
+    """Return an error. Pass ``command`` for the hint only if it cannot damage a system file named by mistake."""
     before = "" if origin == path else f"{origin}: "
     hint = "use a file of root that every user can read"
-    return ConfigError(f"{before}{path} {why}: it decides which images are admitted", hint=command or hint)
+    return ConfigError(f"{before}{path} {why}, but it decides which images are admitted", hint=command or hint)
 
 
 def _checked_scope(transport: str, scope: str, where: str) -> str:

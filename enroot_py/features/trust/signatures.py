@@ -1,9 +1,9 @@
 """Find and read image signatures that cosign makes, with a key or a certificate.
 
-cosign signs a payload with the name and digest of an image. The layers of a signature manifest are payloads, and
-annotations of the layers are the signatures. The signature manifest either has the tag ``sha256-HEX.sig``, or it refers
-to the image and is in the list of referrers (in older registries: the tag ``sha256-HEX``). cosign 3 makes sigstore
-bundles instead. A bundle signs an in-toto statement with a type prefix; the statement names only a digest.
+cosign signs a payload, which has the name and digest of an image. In a signature manifest, each layer is a payload, and
+an annotation of the layer is the signature. A signature manifest has the tag ``sha256-HEX.sig``, or refers to the image
+and is in the registry's list of referrers (older registries: in the index with the tag ``sha256-HEX``). cosign 3 makes
+sigstore bundles, in which the payload is an in-toto statement after a type prefix. A statement names only a digest.
 
 Sources: cosign's specs/SIGNATURE_SPEC.md and BUNDLE_SPEC.md; DSSE's protocol.md, "PAE"; containers-signature(5); OCI
 distribution specification, "Listing Referrers" and "Referrers Tag Schema". verify.py verifies the signatures.
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _TYPE = "cosign container image signature"
 _PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 _ANNOTATION = "dev.cosignproject.cosign/signature"
-# Annotations of a signature by a certificate: PEM, PEM, JSON.
+# More annotations of a signature by a certificate. Their values are PEM, PEM and JSON.
 _PROOFS = ("dev.sigstore.cosign/certificate", "dev.sigstore.cosign/chain", "dev.sigstore.cosign/bundle")
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _ARTIFACTS = (
@@ -42,7 +42,7 @@ _STATEMENT, _SIGNED = "https://in-toto.io/Statement/v1", "https://sigstore.dev/c
 _PREDICATE = "dev.sigstore.bundle.predicateType"  # an optional annotation
 _IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
-# Limits for a hostile registry.
+# Limits against a hostile registry.
 MAX_SIGNATURES = 50  # per manifest; cosign appends new ones
 _MAX_REFERRERS = 8
 _MAX_STORED_SIGNATURES = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES
@@ -77,9 +77,9 @@ class Evidence:
     index: bytes = b""
 
     def covers(self, digest: str) -> set[str]:
-        """Return the digests that cover a manifest if they are signed.
+        """Return the digests by which a signature can cover a manifest.
 
-        These are the digest of the manifest, and the digest of the index if it lists the manifest.
+        These are the digest of the manifest, and the digest of the index if the index lists the manifest.
         """
         return {digest, digests.of(self.index)} if self.index and digest in _listed(self.index) else {digest}
 
@@ -89,7 +89,7 @@ class Evidence:
 
 
 def loads(data: bytes) -> Evidence:
-    """Parse the output of Evidence.dumps(). It may be forged, so the result must be verified. Raises ValueError."""
+    """Parse the output of Evidence.dumps(). Verify the result: ``data`` may be forged. Raises ValueError."""
     try:
         document = json.loads(data)
         pairs = [
@@ -102,12 +102,12 @@ def loads(data: bytes) -> Evidence:
 
 
 def _listed(index: bytes) -> set[str]:
-    """Return the digests that an index lists. Other documents list none."""
+    """Return the digests that an index lists, or none for another document."""
     try:
         document = manifests.parse(index, "the index")
     except ImageError:
         return set()
-    entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: it can also be an image
+    entries = None if "layers" in document else document.get("manifests")  # CVE-2021-41190: an image can have both
     listed = [manifests.fields(entry).get("digest") for entry in entries] if isinstance(entries, list) else []
     return {digest for digest in listed if isinstance(digest, str)}
 
@@ -130,7 +130,7 @@ class SignatureSource(Protocol):
 
 
 def of(repository: SignatureSource, digest: str) -> Iterator[list[Signature]]:
-    """Yield the signatures of a manifest or index: the tagged ones, then those of each referrer."""
+    """Yield the signatures of a manifest or index, first from the signature tag, then from each referrer."""
     tag = digest.replace(":", "-")
     seen: dict[str, bytes] = {}
     data = repository.tagged(tag + ".sig")
@@ -244,7 +244,7 @@ def dsse_body(payload: bytes) -> bytes | None:
 
 
 def unique_json(data: bytes) -> Any:
-    """Parse JSON without duplicate keys: two parsers could see different claims. Raises ValueError."""
+    """Parse JSON. Refuse duplicate keys, in which two parsers could see different claims. Raises ValueError."""
 
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         if len(document := dict(pairs)) != len(pairs):

@@ -58,7 +58,7 @@ def _verdict(rule: Rule, requirement: Requirement, name: Reference, evidence: Ev
 
 
 def _signature(signature: signatures.Signature, signers: Sequence[Signer]) -> dict[str, Any]:
-    """Return the claim of a signature, and the known key that made it. Without such a key, the claim is not trusted."""
+    """Return the claim of a signature, and the known key that made it. Without a known key, do not trust the claim."""
     claimed = signatures.claim(signature.payload)
     key = next((str(signer) for signer in signers if signer.has_signed(signature)), None)
     name = str(claimed.name) if claimed and claimed.name else None

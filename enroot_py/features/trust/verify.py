@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 def signers_of(requirement: Requirement) -> list[Signer]:
-    """Return the signers of whom at least one must have signed. Raises ConfigError for a malformed key."""
+    """Return the signers for a requirement: one of these must have signed. Raises ConfigError for a malformed key."""
     if not requirement.rekor:
         return [Key(source) for source in requirement.keys]
     from enroot_py.features.trust import keyless

@@ -1,1 +1,1 @@
-"""ssh into containers of running jobs: docs/ssh.md."""
+"""ssh into containers of running jobs: docs/howto/ssh.md."""

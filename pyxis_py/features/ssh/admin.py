@@ -24,7 +24,7 @@ def add(commands: click.Group) -> None:
 def ssh_server(job: int, keys: str, container: str) -> None:
     """Serve one ssh connection on stdin and stdout, in a step that penroot ssh-proxy starts.
 
-    CONTAINER is a step or a name, or "" if the job has only one.
+    CONTAINER is a step or the name of a container, or "" if the job has only one container.
     """
     hint = ""
     try:

@@ -21,7 +21,7 @@ _TIMEOUT_S = 60.0  # slurmctld may be busy
 
 @dataclass(frozen=True, slots=True)
 class SlurmJob:
-    """A line of squeue. ``shown`` is the job ID as squeue prints it, ``number`` the job ID in step names."""
+    """A line of squeue. ``shown`` is the job ID as squeue prints it. ``number`` is the job ID in step names."""
 
     number: str
     shown: str
@@ -39,7 +39,10 @@ class SlurmJob:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """What an ssh name selects: a job, a node, and a step or container there, or "" for the only container."""
+    """The target of an ssh name: a job, a node, and a step or container there.
+
+    If ``container`` is "", the target is the job's only container there.
+    """
 
     job: SlurmJob
     node: str
@@ -98,7 +101,7 @@ def destination(name: str) -> Destination:
 
 
 def _job(name: str) -> tuple[SlurmJob, list[str]]:
-    """Return the job that the beginning of ``name`` selects, and the words after that. Raises ContainerError."""
+    """Return the job that the beginning of ``name`` selects, and the other words of ``name``. Raises ContainerError."""
     words = name.split(".")
     if _NUMBER.match(words[0]):
         try:

@@ -1,9 +1,9 @@
 """Run shells, commands, sftp and socket connections for ssh in a container.
 
-The ssh server forks a separate process for this work before the server reads any key. The process stays outside of the
-container. Each of its children enters the container, and executes a program, serves sftp or connects a socket. So
-programs of the image never see a key or the connection, and the ssh server opens no path of the image. A request is a
-message with descriptors, and the reply is the exit status.
+The ssh server forks a separate process for this work, the nursery, before the server reads any key. The nursery stays
+outside of the container. Each child of the nursery enters the container, and executes a program, serves sftp or
+connects a socket. So programs of the image never see a key or the connection, and the ssh server opens no path of the
+image. A request is a message with descriptors, and the reply is the exit status.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ class Nursery:
     def __init__(self, control: socket.socket, lent: Lent) -> None:
         self.control = control
         self.lent = lent
-        self._children: dict[int, tuple[int, int]] = {}  # pidfd: PID and number of a child
+        self._children: dict[int, tuple[int, int]] = {}  # by pidfd: PID and request number of a child
 
     def serve(self) -> NoReturn:
         """Serve requests until the server exits, then end all children."""
@@ -113,7 +113,7 @@ class Nursery:
             os.set_inheritable(fd, False)
         try:
             pid = os.fork()
-        except OSError as e:  # such as at the job's limit of processes: the other children continue
+        except OSError as e:  # such as the job's limit of processes; the other children continue
             if request["kind"] == "run":
                 os.write(fds[-1], f"[ERROR] cannot start a process: {e.strerror}\n".encode())
             self._answer(request["number"], e.errno or 1)

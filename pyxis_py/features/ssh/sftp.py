@@ -11,11 +11,11 @@ import asyncssh
 from asyncssh.logging import logger
 from asyncssh.sftp import run_sftp_server
 
-_VERSION = 3  # the version of OpenSSH
+_VERSION = 3  # of the sftp protocol, as in OpenSSH
 
 
 class _Files(asyncssh.SFTPServer):
-    """All files that the process may open. Owners are numbers, as names would come from libraries of the image."""
+    """All files that the process may open. Owners are numbers, as libraries of the image would look up names."""
 
     def format_user(self, uid: int | None) -> str:
         return str(uid)
@@ -43,7 +43,7 @@ class _Stream:
 
 def serve(fd: int, client: str) -> int:
     """Serve until the peer closes the socket. Return the exit status."""
-    # Any further import would load files of the image.
+    # Prevent further imports, which would load files of the image.
     sys.path.clear()
     sys.meta_path.clear()
     asyncio.run(_serve(socket.socket(fileno=fd), client))

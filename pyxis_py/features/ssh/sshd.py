@@ -1,6 +1,6 @@
 """An ssh server for one connection, on stdin and stdout of a step. penroot ssh-proxy starts it on a node.
 
-The server runs outside of the container and opens no file of the image: children of the nursery in `joined` do
+The server runs outside of the container and opens no file of the image: children of the nursery (joined.py) do
 everything in the container. It listens on no port, except loopback ports that the client requests with ssh -R. It exits
 at the end of its connection.
 """

@@ -1,4 +1,4 @@
-"""Create and remove the ssh keys of a job, in the user's configuration directory. They are removed with the job."""
+"""Create the ssh keys of a job in the user's configuration directory, and remove them after the job."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ class JobKeys:
 
 
 def remove(path: str, job: str) -> None:
-    """Remove the keys of a job. Ignore any other ``path``: a program of the user could have written it into a note."""
+    """Remove the keys of a job. Ignore any other ``path``: a program of the user could have forged the job's note."""
     above, _, name = path.rpartition("/")
     if os.path.basename(above) != "ssh" or not re.fullmatch(rf"(\.new-)?[\w-]+\.{job}(-.*)?", name):
         return

@@ -1,4 +1,4 @@
-"""``penroot ssh-config``, and the commands that its output runs on a login node: ``ssh-key`` and ``ssh-proxy``.
+"""``penroot ssh-config`` prints an ssh configuration, which runs ``ssh-key`` and ``ssh-proxy`` on a login node.
 
 A laptop's ssh first fetches the keys of a job. Then ssh-proxy starts a step of the job, and srun carries the connection
 on stdin and stdout of the step. The server at the other end is sshd.py.
@@ -23,9 +23,9 @@ if TYPE_CHECKING:
 _SUFFIX = "cluster"
 # Variables of the login shell that the step gets. Others would select containers or change task options.
 _KEPT = re.compile("PATH|HOME|USER|LOGNAME|SHELL|TZ|SLURM_CONF|ENROOT_.*|XDG_.*")
-# A host name can come from another person, for example from a git submodule, and ssh before 9.6 passes its shell
-# metacharacters on to a shell (CVE-2023-51385). No pattern can match a line break. But because of exec, the shell never
-# reads a second line.
+# A host name can come from another person, for example from a git submodule. ssh before 9.6 passes shell metacharacters
+# of the name on to a shell (CVE-2023-51385). Names with these characters are refused. No pattern can refuse a line
+# break. But the first line begins with exec, so the shell never reads a second line.
 _NOT_IN_NAMES = "$`;&|<>()' "
 _LINES = """\
 # ssh JOB.{suffix}: into the container of a running job, by way of {login}; from penroot ssh-config.
@@ -109,7 +109,7 @@ def ssh_proxy(suffix: str, name: str) -> None:
     """Connect ssh to a running job, as its ProxyCommand.
 
     Called by the ssh configuration that ssh-config prints. NAME is JOB (number or name). Add .STEP,
-    .CONTAINER or .NODE to select one of several.
+    .CONTAINER or .NODE to select one of several containers.
     """
     from enroot_py.base.run import find
     from pyxis_py.features.ssh import jobs
@@ -125,7 +125,7 @@ def ssh_proxy(suffix: str, name: str) -> None:
     child = os.fork()
     if child == 0:
         # At its end, ssh sends SIGHUP to this process, and Ctrl-C signals the whole terminal. Either signal would make
-        # srun cancel the step with a message, so srun gets its own session. At the end of its stdin, it exits silently.
+        # srun cancel the step with a message, so srun gets its own session. At the end of stdin, srun exits silently.
         os.setsid()
         os.execve(srun, [srun, *options, *step, *server, *arguments], environ)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])

@@ -1,4 +1,4 @@
-The small programs, which hooks use.
+The small programs that hooks use.
 
   $ enroot-mount | grep -o '^Usage: [a-z-]* \[--root DIR\]'
   Usage: enroot-mount [--root DIR]

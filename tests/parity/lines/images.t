@@ -134,7 +134,7 @@ Layers of several media types.
   zstd
   plain
 
-Images without a file.
+Images loaded from a registry without an image file.
 
   $ enroot load docker://$REGISTRY#org/app:1; enroot list | grep +
   org+app+1

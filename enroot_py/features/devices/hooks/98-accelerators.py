@@ -28,9 +28,9 @@ def plans(context: Context) -> list[Edits]:
     host, devices = Host.of(context.host), named(context.settings)
     by_slurm = (context.host.get("PENROOT_SLURM_GPUS") or "yes").lower() not in NO
     if host.exists("/proc/driver/nvidia"):
-        by_slurm = False  # then Slurm's numbers are those of the NVIDIA GPUs: 98-nvidia
+        by_slurm = False  # then Slurm numbers NVIDIA GPUs, which 98-nvidia adds
     allocated = allocation.gpu_numbers(context.host) if by_slurm else ""
-    by_folder: dict[str, Edits] = {}  # only one vendor for each folder: Slurm numbers one vendor's devices
+    by_folder: dict[str, Edits] = {}  # one vendor for each folder: Slurm numbers the devices of one vendor
     for vendor in accelerators.VENDORS:
         # Nodes or devices that the caller adds with --device take precedence.
         if any(word in device for word in (vendor.folder, vendor.name, *vendor.common) for device in devices):

@@ -1,4 +1,4 @@
-"""The NVIDIA driver's user-space part: find it, add it to a container, and check its version."""
+"""Find the user-space part of the NVIDIA driver, add it to a container, and check the driver's version."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ class Driver:
 
     @property
     def libraries(self) -> list[ldcache.Library]:
-        """Libraries in the loader cache; if none match the kernel module, libraries in the usual directories."""
+        """Libraries in the loader cache. If no main library there fits the kernel module, search directories."""
         if self._libraries is None:
             try:
                 self._libraries = ldcache.find(self.tree.read("/etc/ld.so.cache"), tables.PREFIXES)
@@ -90,7 +90,7 @@ class Driver:
         return list(dict.fromkeys([*usual, *self._paths("LD_LIBRARY_PATH")]))
 
     def _has_driver_version(self, path: str) -> bool:
-        """Check whether a library has the kernel module's version, unlike CUDA's compatibility package."""
+        """Check whether a library has the kernel module's version. CUDA's compatibility package has another one."""
         return not self.version or self.tree.real(path).endswith("." + self.version)
 
     def _scanned(self) -> list[ldcache.Library]:

@@ -24,7 +24,7 @@ class Plan:
     """The host's GPUs, the requested GPUs, and the edits of the container."""
 
     def __init__(self, context: Context, visible: str, *, by_option: bool) -> None:
-        """``visible`` is the value of --device with ``by_option``, else of NVIDIA_VISIBLE_DEVICES. Raises HookError."""
+        """``visible`` is the value of NVIDIA_VISIBLE_DEVICES, or if ``by_option`` of --device. Raises HookError."""
         self.context = context
         self.visible = visible
         self.by_option = by_option
@@ -104,7 +104,7 @@ class Plan:
         self._add_direct()
 
     def _select_allocated(self, allocated: str) -> Selection:
-        """Return the selected GPUs of the step. Warn about selected GPUs that are not the step's.
+        """Return the selected GPUs of the step. Warn about selected GPUs that the step does not have.
 
         If the masks of the step's tasks number all GPUs of the node, set PENROOT_GPUS in the container's environment.
         """
@@ -136,14 +136,14 @@ class Plan:
     def _step_gpus(self, allocated: str) -> tuple[Selection, bool]:
         """Return the GPUs of the step's tasks on this node. If they are unknown, return all GPUs of the node.
 
-        The device cgroup then denies the others. The second value tells whether the masks of the tasks number all GPUs
-        of the node.
+        The device cgroup then denies access to other GPUs. The second value tells whether the masks of the tasks number
+        all GPUs of the node.
         """
         caller = self.context.host
         everything = Selection(tuple(self.gpus.all), every=True)
         masks = [word for word in caller.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
         if any(mask.startswith("MIG-") for mask in masks):
-            # Slurm's numbers of MIG devices are not the minors of GPU nodes.
+            # Slurm's numbers of MIG devices are not minor numbers of GPU nodes.
             try:
                 bound = allocation.is_bound(caller, allocated)
                 return everything if bound else self.gpus.select(masks, "CUDA_VISIBLE_DEVICES"), False
@@ -160,7 +160,7 @@ class Plan:
     def _by_cdi(self, words: list[str], *, must: bool) -> bool:
         """Add the devices by a CDI specification. Return False if no valid specification describes them.
 
-        With ``must``, raise HookError instead.
+        With ``must``, raise HookError instead of returning False.
         """
         if not must and not any(self.host.list(directory) for directory in cdi.DIRECTORIES):
             return False
@@ -179,7 +179,7 @@ class Plan:
         return True
 
     def _cdi_error(self, specifications: cdi.Specifications, words: list[str]) -> HookError | None:
-        """Return why the specifications cannot provide the devices ``words``, or None. Warn if one is outdated."""
+        """Return why the specifications cannot provide the devices ``words``, or None. Warn if they are outdated."""
         names = specifications.names(KIND)
         missing = [word for word in words if word not in names]
         stale = "" if missing else specifications.missing_path(KIND, words)
@@ -194,7 +194,7 @@ class Plan:
         return HookError(f"CDI: {reason}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
 
     def _run_container_cli(self, selection: Selection) -> None:
-        """Let nvidia-container-cli(1) configure the container, in the mode of the same name."""
+        """Let nvidia-container-cli(1) configure the container: PENROOT_NVIDIA_MODE."""
         self.gpus.hide_others(self.edits, self.gpus.nodes(selection))
         command = ["nvidia-container-cli", "--user"]
         command += ["--debug=/dev/stderr"] if "NVIDIA_DEBUG_LOG" in self.context.host else []
@@ -223,7 +223,7 @@ class Plan:
                     self.edits.file(self.driver.tree, path)
 
     def _add_direct(self) -> None:
-        """Add the files of GPUDirect and MPS, also for nvidia-container-cli, which adds few of these."""
+        """Add the files of GPUDirect and MPS, also in the mode nvidia-container-cli: the program adds few of these."""
         if "compute" in self.capabilities:
             driver.add_direct_nodes(self.edits, self.host)
             self.edits.file(self.host, "/etc/cufile.json")

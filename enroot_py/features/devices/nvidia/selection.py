@@ -16,7 +16,7 @@ _PROC = "/proc/driver/nvidia"
 
 
 class GPU:
-    """One GPU. ``index`` is that of nvidia-smi, which orders GPUs with a node by PCI address; -1 without a node."""
+    """One GPU. ``index`` is its index in nvidia-smi: by PCI address, among the GPUs with a node; -1 without a node."""
 
     __slots__ = ("index", "minor", "bus", "uuid", "model")
 
@@ -159,7 +159,7 @@ class GPUs:
         return None
 
     def _mig_by_numbers(self, word: str) -> Mig | None:
-        """Find a MIG device by GPU:MIG without NVML, numbered as NVML does."""
+        """Find a MIG device by GPU:MIG without NVML, but with NVML's numbers."""
         migs = ((f"{gpu.index}:{i}", mig) for gpu in self.all for i, mig in enumerate(self._instances(gpu, word)))
         return next((mig for name, mig in migs if name == word), None)
 
@@ -171,7 +171,7 @@ class GPUs:
                 yield Mig(gpu, gi, ci, name)
 
     def translate_name(self, word: str, names: list[str]) -> str:
-        """Return the GPU's UUID, index or gpuINDEX, whichever is in ``names``. Without any, return ``word``."""
+        """Return the name in ``names`` for the GPU ``word``: UUID, index or gpuINDEX. Without one, return ``word``."""
         if word in names:
             return word
         matching = [gpu for gpu in self.all if gpu.is_named(word)]

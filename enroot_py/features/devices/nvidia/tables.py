@@ -51,7 +51,7 @@ LIBRARY_DIRECTORIES = (
     "/lib64",
     "/opt/nvidia/lib64",
 )
-# Files for graphics loaders. On a host they are in one of SHARE_DIRECTORIES, in a container in /usr/share.
+# Files for graphics loaders: in one of SHARE_DIRECTORIES on a host, bound into /usr/share in a container.
 GRAPHICS_FILES = (
     "vulkan/icd.d/nvidia_icd.json",
     "vulkan/icd.d/nvidia_icd.{machine}.json",

@@ -1,4 +1,4 @@
-"""Add the host's libfabric, UCX and NCCL plugin, as ENROOT_FABRIC or annotations request, if they fit the image."""
+"""Add the host's libfabric, UCX and NCCL plugin if ENROOT_FABRIC or annotations request them and they fit."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 
 def outside(settings: Settings, host: Mapping[str, str]) -> Callable[[Context], None] | None:
-    """Find the host's libraries before the user namespace hides owners. Return the function that adds the libraries."""
+    """Find the host's libraries before the user namespace hides who owns a file. Return a function that adds them."""
     if not look_outside(settings, host):
         return None
     from enroot_py.features.fabric import fabric

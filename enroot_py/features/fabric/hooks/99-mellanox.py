@@ -2,7 +2,7 @@
 
 If the container shares the host's /dev and /sys, "all" needs no change. A selection hides the other devices and their
 entries in sysfs: fabric/mellanox.py. Root's containers have a private /dev by default. They get all devices unless the
-caller or the image selects some, since every user may open them.
+caller or the image selects some, since every user may open the devices.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
-SHARING = ("/dev/knem", "/dev/xpmem")  # need no selection: they allow no more than cross-memory attach
+SHARING = ("/dev/knem", "/dev/xpmem")  # added without a selection, since they allow no more than cross-memory attach
 
 
 def run(context: Context) -> None:

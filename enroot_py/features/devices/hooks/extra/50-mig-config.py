@@ -1,4 +1,4 @@
-"""Let a container with whole GPUs in MIG mode configure their MIG devices."""
+"""Let a container that has whole GPUs in MIG mode configure the MIG devices of these GPUs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Enable SHARP, collectives in the switches, for jobs with --network=sharp.
+"""Enable SHARP (collective operations in the switches) for jobs with --network=sharp.
 
 Sources: SHARP Collective Library, "Setting up"; NCCL, NCCL_COLLNET_ENABLE.
 """
