@@ -105,7 +105,7 @@ class ImageConfig:
     def _object(self, key: str) -> Mapping[str, object]:
         value = self._config.get(key) or {}
         if not isinstance(value, dict):
-            raise ImageError(f"{self._name}: the Labels or Volumes of the image config are not objects")
+            raise ImageError(f"{self._name}: {key} in the image config is not an object")
         return value
 
     def _words(self, key: str) -> tuple[str, ...]:
@@ -113,7 +113,7 @@ class ImageConfig:
         value = self._config.get(key)
         words = [value] if isinstance(value, str) else [] if value is None else value
         if not isinstance(words, list) or not all(isinstance(word, str) for word in words):
-            raise ImageError(f"{key} in the image config is not a list of strings")
+            raise ImageError(f"{self._name}: {key} in the image config is not a list of strings")
         return tuple(map(_text, words))
 
 

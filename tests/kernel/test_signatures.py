@@ -321,7 +321,12 @@ def test_doctor_reads_the_policy_and_its_keys(user: User, key: Path) -> None:
     assert f"ok   {path} controls image admission with 2 keys" in user.run("sh", "-c", "penroot doctor; :").stdout
     key.write_text("none")
     stdout = user.penroot("doctor", status=1).stdout
-    assert f"bad  no image is admitted: {path}: default[0].keyPath: {key} is not a public key\n     fix: " in stdout
+    assert (
+        f"bad  images of this rule are rejected: {path}: default[0].keyPath: {key} is not a public key\n     fix: "
+        in stdout
+    )
+    path.write_text("{")
+    assert f"bad  every image is rejected: {path}" in user.penroot("doctor", status=1).stdout
 
 
 @pytest.mark.parity("a user's own policy")

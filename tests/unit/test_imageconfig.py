@@ -23,7 +23,7 @@ NO_TEXT, NO_LIST = "x: the image config has a value that is not text", "in the i
         *(({"Env": ["A=\0"]}, NO_TEXT), ({"Entrypoint": ["a\0b"]}, NO_TEXT), ({"Cmd": "\0"}, NO_TEXT)),
         *(({"WorkingDir": "/\0"}, NO_TEXT), ({"Cmd": ["\ud800"]}, NO_TEXT)),
         *(({"Env": {"A": "b"}}, NO_LIST), ({"Entrypoint": 1}, NO_LIST), ({"Cmd": [["a"]]}, NO_LIST)),
-        *(({"Labels": ["a"]}, "are not objects"), ({"Volumes": "/data"}, "are not objects")),
+        *(({"Labels": ["a"]}, "is not an object"), ({"Volumes": "/data"}, "is not an object")),
     ],
 )
 def test_fields_of_another_kind_are_refused(fields: dict[str, object], why: str) -> None:

@@ -98,6 +98,6 @@ def _check(locked: LockFile, current: _Digests) -> None:
     for text, digest, old in moved:
         click.echo(f"{text} is {digest}, " + (f"but locked to {old}" if old else "but has no digest in the file"))
     if moved:
-        what = f"{len(moved)} of {log.many(len(current), 'tag')} moved"
+        what = f"{len(moved)} of {log.many(len(current), 'tag')} moved or not locked"
         raise PenrootError(f"{locked.path}: {what}", hint=f"lock the current digests: penroot lock {locked.path}")
     log.info(f"{locked.path}: no tag has moved")

@@ -18,9 +18,11 @@ def findings(settings: Settings) -> Iterator[Finding]:
     for path in settings.policies:
         from enroot_py.features.trust import policy, verify
 
+        rejected = "every image is rejected"
         try:
             loaded = policy.load(path)
+            rejected = "images of this rule are rejected"
             signers = [signer for required in loaded.signed for signer in verify.signers_of(required)] if loaded else []
             yield Finding("ok", f"{path} controls image admission with {log.many(len(signers), 'key')}")
         except PenrootError as e:
-            yield Finding("bad", f"no image is admitted: {e}", e.hint)
+            yield Finding("bad", f"{rejected}: {e}", e.hint)

@@ -240,10 +240,11 @@ def check_requirements(requirements: dict[str, str], version: str, known: list[G
     for name, text in sorted(requirements.items()):
         alternatives = text.split()
         if alternatives and not any(all(_is_met(c, facts, brands) for c in a.split(",")) for a in alternatives):
+            supported = f", which supports CUDA up to {cuda[0]}.{cuda[1]}" if "cuda" in facts else ""
             raise HookError(
-                f"{name}={shown(alternatives[0])}: driver {version} on {os.uname().nodename} "
-                f"supports CUDA up to {cuda[0]}.{cuda[1]}",
-                hint="install a newer driver, or set NVIDIA_DISABLE_REQUIRE=1 to start anyway",
+                f"{name}={shown(alternatives[0])} is not met: {os.uname().nodename} has driver {version}{supported}, "
+                f"and a GPU of brand {' or '.join(sorted(brands))}",
+                hint="use a node with a newer driver or another GPU, or set NVIDIA_DISABLE_REQUIRE=1 to start anyway",
             )
 
 
