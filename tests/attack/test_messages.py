@@ -175,7 +175,7 @@ def test_closed_stdout_is_reported(user: User, rootfs: pathlib.Path, words: str)
 
 
 def test_reused_descriptor_number_is_not_written_to(user: User, image: pathlib.Path) -> None:
-    """With stdout closed, the next file that is opened gets number 1, and must not receive program output."""
+    """With stdout closed, the next opened file gets descriptor 1. The program's output must not go to that file."""
     for words in ("export -o x.sqsh box", f"bundle -o x.run {image}", f"create -n x {image}", "start box true"):
         user.run("sh", "-c", f"exec penroot {words} <&- >&- 2>&-")
     assert user.start("x.sqsh", "echo", "whole") == "whole\n"

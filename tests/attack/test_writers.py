@@ -50,6 +50,7 @@ def test_second_writer_learns_who_has_the_container(user: User, options: tuple[s
 
 
 def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
+    """After rm(1) of a running container, a new container gets the name, and the running one has none."""
     made(user)
     first = start_writer(user)
     user.penroot("remove", "--force", "w", status=1)  # refused while the start runs, unlike rm(1)
