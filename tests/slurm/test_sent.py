@@ -1,4 +1,4 @@
-"""A squashfs file on srun's host is sent to the nodes of a step."""
+"""--container-image=bcast:FILE: srun sends a squashfs file of its host to the nodes of a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.slurm.test_pull import STORE
 from tests.slurm.test_swarm import NODES
 from tests.waiting import until
 
-HERE = "/var/tmp/sent"  # a different directory on each node
+HERE = "/var/tmp/sent"  # each node has its own /var/tmp
 SIZE = 6_000_000  # bytes that compress badly
 
 

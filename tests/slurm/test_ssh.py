@@ -137,7 +137,7 @@ def test_a_command_runs_in_the_container(lab: Lab, laptop: Laptop) -> None:
 def test_status_signal_input_and_errors(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
-        text = "word\n" * 1_000_000  # more than a pipe and a channel hold
+        text = "word\n" * 1_000_000  # more than a pipe and an ssh channel hold
         done = laptop.run("ssh", host, "sleep 1; cat; echo oops >&2; exit 7", input=text, check=False)
         assert (done.returncode, done.stderr, done.stdout == text) == (7, "oops\n", True)
         assert laptop.run("ssh", host, "kill -TERM $$", check=False).returncode == 255
@@ -217,6 +217,7 @@ def test_local_and_dynamic_ports(lab: Lab, laptop: Laptop, network: str) -> None
 
 @pytest.mark.parity("ssh -L")
 def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
+    """ssh -R listens only at the loopback addresses of the node."""
     serve = laptop.popen("sh", "-c", HTTPD.format("127.0.0.1:9000"))
     try:
         with job(lab, IMAGE) as number:
@@ -249,7 +250,7 @@ def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("the steps of VS Code's Remote-SSH")
 def test_steps_of_an_editor(lab: Lab, laptop: Laptop) -> None:
-    """Do as VS Code does: run bash by ssh -T with a SOCKS port, and a script on its stdin that starts a server."""
+    """Do as VS Code does: ssh -T runs bash and opens a SOCKS port; bash reads a script that starts a server."""
     script = HTTPD.format("127.0.0.1:8890").replace("exec", "nohup") + " > /tmp/log 2>&1 < /dev/null & echo ready\n"
     with job(lab, IMAGE) as number:
         editor = laptop.popen("ssh", "-T", "-D", "8005", f"{number}.cluster", "bash")
@@ -307,7 +308,7 @@ def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) ->
 
 
 def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Laptop) -> None:
-    """A program in a container that sees /run/pyxis makes the note about the keys point to another directory."""
+    """A program in a container that sees /run/pyxis points the link to the job's keys at another directory."""
     with job(lab, IMAGE) as number:
         laptop.ssh(f"{number}.cluster", "true")
         # The proxy outlives the client, and removes the keys of ended jobs.
@@ -320,6 +321,7 @@ def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Lapt
 
 @pytest.mark.parity("ssh-key --suffix")
 def test_keys_of_a_job_to_which_nobody_has_come(lab: Lab, laptop: Laptop) -> None:
+    """ssh-key makes keys, but no ssh uses them. The next ssh to another job removes them."""
     with job(lab, IMAGE) as number:
         laptop.ssh("login", f"/{PREFIX}/bin/penroot ssh-key {number}")
         assert lab.run("ls .config/enroot/ssh").stdout == f"lab.{number}\n"
@@ -352,6 +354,7 @@ def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("ssh-proxy --suffix", "a missing, foreign, pending or ended job")
 def test_names(lab: Lab, laptop: Laptop) -> None:
+    """A host name selects a container by job ID or job name, step, container name and node."""
     where = "echo $SLURM_JOB_ID $MARK $(hostname)"
     with job(lab, "-N2", "-wn1,n2", "--ntasks-per-node=1", "--job-name=Train.v2", IMAGE, "--container-name=one",
              command=sh("[ $SLURM_PROCID = 1 ] || echo up $SLURM_JOB_ID; exec sleep 1000")) as number:  # fmt: skip
@@ -467,7 +470,7 @@ def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> N
 def test_the_examples_of_the_documentation(lab: Lab, laptop: Laptop) -> None:
     """Run each command of the page, with its placeholders replaced. End the commands that keep running."""
     first, *examples = re.findall(r"^\$ (.*?)(?: +#.*)?$", DOCS, re.M)
-    assert first == "ssh login /opt/penroot/bin/penroot ssh-config login >> ~/.ssh/config"  # like the fixture
+    assert first == "ssh login /opt/penroot/bin/penroot ssh-config login >> ~/.ssh/config"  # as in the fixture laptop
     command = sh("echo up $SLURM_JOB_ID; " + HTTPD.format("8888"))
     laptop.run("sh", "-c", "mkdir -p code && touch code/train.py results.txt")
     with job(lab, IMAGE, "--container-mounts=/usr:/usr", command=command) as number:

@@ -260,7 +260,7 @@ def test_mistakes_are_refused_at_submit(lab: Lab, option: str) -> None:
     stderr = refused(lab, image(), option, "true") if "image" not in option else refused(lab, option, "true")
     assert option.partition("=")[0] in stderr
     assert "spank:" not in stderr  # Slurm adds no lines of its own
-    assert set(lab.run(jobs).stdout.split()) <= {*before}  # Slurm forgets old jobs
+    assert set(lab.run(jobs).stdout.split()) <= {*before}  # no new job; Slurm may forget old ones
 
 
 def test_a_truncated_image(lab: Lab, squashfs: str) -> None:
@@ -309,7 +309,7 @@ def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
     expect(job, "up")
 
     def interrupted() -> bool:
-        lab.run("pkill -INT -x srun; pkill -INT -x srun", check=False)  # twice within a second
+        lab.run("pkill -INT -x srun; pkill -INT -x srun", check=False)  # srun ends after two within a second
         return job.poll() is not None
 
     until(interrupted, "srun has ended")
