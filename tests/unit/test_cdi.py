@@ -50,7 +50,7 @@ def test_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: s
     assert len(edits.hidden) - len(hidden) == (0 if visible == "all" else 12)
     assert (
         f"{LIB}/libnvcuvid.so.{VERSION}" in edits.files
-    )  # the capabilities do not filter the files of a specification
+    )  # driver capabilities do not filter the files of a specification
     assert f"{LIB}/libnvidia-opencl.so.{VERSION}" not in edits.files
     assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
@@ -212,7 +212,7 @@ def test_special_file_is_not_read(dgx: FakeHost, box: pathlib.Path) -> None:
 
 
 def test_unreadable_directory_is_named(dgx: FakeHost, box: pathlib.Path) -> None:
-    (dgx.root / "etc/cdi").symlink_to("cdi")  # a directory that even root cannot open
+    (dgx.root / "etc/cdi").symlink_to("cdi")  # a loop, which even root cannot open
     assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
     with pytest.raises(HookError, match=r"/etc/cdi: Too many levels"):
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})

@@ -1,4 +1,4 @@
-"""Claims of containers in races with other processes that claim the same container."""
+"""Races for the claim of a container, the file that names the node whose steps may change the container."""
 
 from __future__ import annotations
 

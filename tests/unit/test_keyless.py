@@ -1,4 +1,4 @@
-"""Signatures with certificates of Fulcio and log entries of Rekor: valid ones and forgeries, all made in the test."""
+"""Signatures with certificates of Fulcio and log entries of Rekor: the tests make valid signatures and forgeries."""
 
 from __future__ import annotations
 

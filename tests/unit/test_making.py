@@ -114,7 +114,7 @@ def test_entry_removed_before_its_lock_is_made_again(
     else:
         monkeypatch.setattr(
             os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT
-        )  # these flags fail with EINVAL, as O_TMPFILE does where it is not supported
+        )  # these flags fail with EINVAL, like O_TMPFILE on a file system that does not support it
         with making.File(target) as file:
             os.unlink(os.readlink(f"/proc/self/fd/{swept[0]}"))
             file.publish(replace=True)

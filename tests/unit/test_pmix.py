@@ -14,7 +14,7 @@ MUNGE = {**NATIVE, "PMIX_SECURITY_MODE": "munge,native"}
 
 
 def test_several_tasks_are_refused_without_munge() -> None:
-    """A single task may not be an MPI program, so it gets a warning. Steps without PMIx are not affected."""
+    """A single task need not be an MPI program, so it gets only a warning. Steps without PMIx are not affected."""
     with pytest.raises(ConfigError, match="PMIX_SECURITY_MODE=native") as caught:
         pmix.check_root(NATIVE, 2)
     assert "--no-container-remap-root" in caught.value.hint and "--mpi=none" in caught.value.hint

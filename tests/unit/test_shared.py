@@ -1,4 +1,4 @@
-"""Nodes share blobs: one node fetches a blob, in whatever order the nodes need it."""
+"""Nodes share blobs in a directory: one process fetches a blob, in whatever order processes need it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, so
 
 
 def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
-    """The process of a suspended job is stopped, for example. Its lock counts as alive for a minute."""
+    """A stopped process, such as that of a suspended job, keeps its lock, which would count as alive for a minute."""
     (tmp_path / "log").touch()
     reader, writer = os.pipe()
     child = os.fork()
