@@ -151,6 +151,7 @@ def constrained(lab: Lab) -> Iterator[dict[str, str]]:
 def test_device_cgroup_agrees(
     lab: Lab, constrained: dict[str, str], options: tuple[str, ...], opened: list[str]
 ) -> None:
+    """A task can open exactly the GPUs that Slurm has allocated to it."""
     visible = {} if options else {"NVIDIA_VISIBLE_DEVICES": "all"}
     assert sorted(srun(lab, {**constrained, **visible}, "-w", "n1", *options, script=OPENED)) == sorted(opened)
 
@@ -198,6 +199,7 @@ def test_variables_and_limits_of_the_fabric_pass_unchanged(lab: Lab) -> None:
 
 
 def test_caller_may_refuse(lab: Lab, dgx: dict[str, str]) -> None:
+    """A variable of the caller keeps the allocated GPUs out of the container."""
     script = f"{GPUS}; echo none"
     assert srun(lab, {**dgx, "NVIDIA_VISIBLE_DEVICES": "void"}, "--gres=gpu:1", script=script) == ["none"]
     assert srun(lab, {**dgx, "PENROOT_SLURM_GPUS": "no"}, "--gres=gpu:1", script=script) == ["none"]

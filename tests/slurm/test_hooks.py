@@ -28,6 +28,7 @@ def site(lab: Lab) -> Iterator[Path]:
 @pytest.mark.parity("hooks: /proc/self/cgroup shows the caller's cgroup")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> None:
+    """Bash hooks that are modelled on those of enroot and pyxis all run, once on each node."""
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
     names = " ".join(sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS]))
     script = (
@@ -103,6 +104,7 @@ def test_credential_unknown_to_the_image_is_in_no_variable(lab: Lab, site: Path)
 
 
 def test_pmi2_of_a_hook_and_of_penroot(lab: Lab, site: Path) -> None:
+    """A hook like pyxis's sets up PMI, too. Each task still has its own rank and its socket."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     out = srun(lab, "-n2", "--mpi=pmi2", IMAGE, *sh("echo $PMI_RANK; readlink /proc/self/fd/$PMI_FD"))
     assert out.count("socket:") == 2

@@ -223,6 +223,7 @@ def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
 
 @pytest.mark.parity("fifty reuses; exec when stopped", "--container-name=:create")
 def test_modes(lab: Lab) -> None:
+    """:create refuses a container that exists, and :exec refuses a container that is not running."""
     assert "is not running" in refused(lab, IMAGE, NAME + ":exec", "true")
     with running(lab, IMAGE, NAME):
         assert "running" in refused(lab, IMAGE, NAME + ":create", "true")
@@ -281,6 +282,7 @@ def test_fifty_concurrent_reuses(lab: Lab) -> None:
 
 @pytest.mark.parity("--container-name=:auto")
 def test_two_steps_create_one_container(lab: Lab) -> None:
+    """Steps that start at the same time with a new name do not fail."""
     steps = [lab.popen(["srun", *ON_N1, IMAGE, NAME, "readlink", "/proc/self/ns/mnt"]) for _ in range(4)]
     for step in steps:
         _, err = step.communicate(timeout=300)
@@ -314,6 +316,7 @@ def job_scope(lab: Lab) -> Iterator[None]:
 @pytest.mark.clusters("Containers that should not outlive their job")
 @pytest.mark.parity("container_scope=job", "names: pyxis_NAME")
 def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
+    """With container_scope=job, the epilog of a job removes the job's named containers."""
     inside = f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list"
     out = lab.run(["salloc", "-Q", "-w", "n1", "srun", "-n1", *sh("true")]).stdout
     script = f"#!/bin/sh\n{inside}\n"

@@ -198,6 +198,7 @@ def test_jobs_whose_steps_resolve_their_own_tags(lab: Lab, tag: Tag, words: tupl
 
 @pytest.mark.parity(":latest is implied")
 def test_latest_is_implied_and_docker_is_the_same(lab: Lab, registry: Server, shown: Faulty) -> None:
+    """A pin for a name without a tag also applies to the name with docker:// and :latest."""
     registry.pusher.image("pins/latest", "latest", numbered(1))
     image = f"{shown.host}#pins/latest"
     step = f"srun --container-image=docker://{shown.host}/pins/latest:latest {SHOW}"

@@ -241,6 +241,7 @@ def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -
 
 @pytest.mark.parity("an image that a registry refuses is reported once")
 def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> None:
+    """The registry refuses the tag only as long as srun asks. The nodes get the image."""
     registry.pusher.image("test/mirrored", "a", numbered(12))
     refusal = Fault("/manifests/a", status=404, times=100)
 

@@ -195,6 +195,7 @@ def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
 
 @pytest.mark.parity("squashfs files, bcast:")
 def test_image_of_an_importer_counts_by_its_path(lab: Lab) -> None:
+    """The importer itself verifies signatures. A rule may reject the requested name, or the path from the importer."""
     lab.run(
         "mkdir -p imported; cat > importer; chmod +x importer",
         input="#!/bin/sh\n[ $1 = release ] || echo $HOME/x.sqsh\n",

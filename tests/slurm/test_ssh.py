@@ -206,6 +206,7 @@ def forwarding(laptop: Laptop, *options: str) -> Iterator[None]:
 @pytest.mark.parity("ssh -L")
 @pytest.mark.parametrize("network", ["the node's", "its own"])
 def test_local_and_dynamic_ports(lab: Lab, laptop: Laptop, network: str) -> None:
+    """ssh -L and ssh -D reach ports in the network of the container."""
     own = network == "its own"
     command = sh("echo up $SLURM_JOB_ID; " + HTTPD.format("127.0.0.1:8888"))
     with job(lab, IMAGE, *["--container-unshare=net", "--container-remap-root"] * own, command=command) as number:
@@ -236,6 +237,7 @@ def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("ssh -L")
 def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
+    """ssh -L reaches a Unix socket in the container."""
     talk = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/s'); s.listen(); print('up', flush=True)\n" \
         "while True: c = s.accept()[0]; c.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\npage\\n'); c.close()"  # fmt: skip
     with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number:
@@ -430,6 +432,7 @@ def test_keys_that_are_damaged_or_cannot_be_kept(lab: Lab, laptop: Laptop) -> No
 
 @pytest.mark.parity("ssh-config --suffix")
 def test_bad_words_for_ssh_config(lab: Lab) -> None:
+    """Words that could be commands or options of ssh, and bad suffixes, are refused."""
     for words in (["login; id"], ["-oProxyCommand=x"], ["--suffix=a b", "login"], ["--suffix=", "login"]):
         done = lab.run(["penroot", "ssh-config", "--", *words][: 2 + len(words) + 1], check=False)
         assert done.returncode != 0 and done.stdout == "" and "[ERROR]" in done.stderr

@@ -68,6 +68,7 @@ def test_mig_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visibl
 
 
 def test_specification_with_only_indices(dgx: FakeHost, box: pathlib.Path) -> None:
+    """The specification names devices only by index. They are also found by UUID and PCI address."""
     path = dgx.cdi()
     path.write_text(path.read_text().replace("- name: GPU-", "- name: other-"))
     for visible in (uuid(3), "GPU-00000003", "0000:4e:00.0"):
@@ -138,6 +139,7 @@ def test_device_missing_in_specifications_is_found_natively(dgx: FakeHost, box: 
 
 
 def test_native_on_request(dgx: FakeHost, box: pathlib.Path) -> None:
+    """PENROOT_NVIDIA_MODE=native makes penroot ignore specifications."""
     dgx.cdi()
     assert not planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "native"}).environ
 

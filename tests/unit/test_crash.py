@@ -97,6 +97,7 @@ def test_image_that_a_crash_damaged_is_not_used(store: Store, file: str) -> None
 
 
 def test_settled_image_needs_no_mark(store: Store) -> None:
+    """settle() writes the store to the disk, so a later crash cannot damage the image."""
     path = imaged(store)
     store.settle(B)
     assert not (path / "boot").exists() and not Path(f"{store.layer_path(A)}/boot").exists()

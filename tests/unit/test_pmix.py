@@ -61,6 +61,7 @@ def test_shared_memory_of_the_launcher_is_not_used(offered: str | None, used: st
 
 
 def test_copy_by_a_hook_differs_from_a_value_of_the_user() -> None:
+    """A PMIX_MCA variable is a hook's copy only if it equals the variable from Slurm."""
     server = {**MUNGE, "PMIX_GDS_MODULE": "shmem2,hash"}
     assert pmix.is_copy("PMIX_MCA_psec", "munge,native", server)
     assert not pmix.is_copy("PMIX_MCA_gds", "hash", server)

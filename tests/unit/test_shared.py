@@ -108,6 +108,7 @@ def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
 @pytest.mark.parametrize("situation", ["blob", "damaged", "closed", "lock"])
 def test_users_share_and_do_not_depend_on_each_other(situation: str) -> None:
+    """If another user's blob is damaged or unreadable, or the lock is stale, each process fetches the blob itself."""
     directory = Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
     try:
         for path, mode in ((directory, 0o777), (directory / "shared", 0o1777)):
