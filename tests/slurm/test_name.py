@@ -389,7 +389,7 @@ def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
 @pytest.mark.parity("an existing container of --container-name")
 @pytest.mark.parametrize("nodes", ["n1", "n1,n2"])
 def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: str) -> None:
-    """Only nodes that lack the container have the tag resolved, and all such nodes get one answer."""
+    """srun does not resolve the tag. The nodes that lack the container resolve it, with one request for all of them."""
     with front(lab, registry) as shown:
         tag = Tag(registry, shown, f"named{len(nodes)}")
         count = len(nodes.split(","))

@@ -218,7 +218,7 @@ def test_a_step_that_another_job_runs(lab: Lab) -> None:
 
 @pytest.mark.security("H25", "H26")
 def test_options_that_come_by_the_environment_alone(lab: Lab) -> None:
-    """srun --async of Slurm 26.05 is such a case: a daemon that does not have srun's options launches the step."""
+    """A step of srun --async (Slurm 26.05) gets its options only so: a daemon without srun's options launches it."""
     assert srun(lab, "sh", "-c", INSIDE, env={"_SLURM_SPANK_OPTION_pyxis_container_image": MINIMAL}) == "container\n"
 
 

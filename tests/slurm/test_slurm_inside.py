@@ -73,7 +73,7 @@ def test_an_image_of_another_release_asks_slurm(lab: Lab, debian: str) -> None:
 
 @pytest.mark.parity("srun inside: steps on nodes and in containers")
 def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str) -> None:
-    """A step without a container runs on the node, and each other step in its own container, as from outside."""
+    """As from outside, a step without container options runs on the node, and other steps run in containers."""
     both = f"{STEP} -N2 -n2"
     script = (
         f"test $SLURM_PROCID = 0 || exit 0; {both} sh -c 'hostname; {INSIDE}'; "

@@ -174,7 +174,7 @@ def test_names_of_tests_are_short() -> None:
 
 
 def test_no_import_cycles() -> None:
-    """Imports within functions and for type checkers count too, because they only hide a cycle."""
+    """Imports within functions and for type checkers count, too: they hide a cycle instead of removing it."""
     # enroot_py imports the API only for type checkers, and otherwise when a program uses a name of the API.
     graph = {module: imports(path, types=module != "enroot_py") - {module} for module, path in modules().items()}
 

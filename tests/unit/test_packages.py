@@ -117,7 +117,7 @@ def test_control_and_spec_agree(package: description.Package, tmp_path: Path) ->
 
 
 def test_tmpfiles_keeps_our_directories_in_tmp() -> None:
-    """Our directories are penroot's own, those of incomplete files, and those that the documentation names."""
+    """This includes penroot's own directories, incomplete files, and directories that the documentation names."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
     texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/places.py")]
