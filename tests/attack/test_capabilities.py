@@ -213,7 +213,7 @@ def test_ssh(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...], table: dict[str,
 
 @pytest.fixture
 def root_home(lab: Lab) -> Iterator[str]:
-    """Yield a home of root that all nodes see, as ssh needs for the keys of a job."""
+    """Yield a home of root that all nodes see, for the keys with which ssh enters a job."""
     home = "/home/root"
     lab.run(f"mkdir -m 700 {home}", user="root")
     yield home

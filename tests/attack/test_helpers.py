@@ -172,7 +172,7 @@ def cover(lab: Lab) -> Iterator[None]:
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root: str) -> None:
-    """The first step has made the path of the second step's mount a link to its own mount, which must stay mounted."""
+    """The second step's mount point has become a link to a mount of the first step, which must stay mounted."""
     first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", root, *sh(SWAP)])
     expect(first, "up")
     second = lab.popen(["srun", *ON_N1, "--mpi=pmix", NAME, *sh("echo up; read line")])

@@ -148,7 +148,7 @@ def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secre
 def test_setting_lets_fstab_of_the_image_mount_host_paths(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """With ENROOT_IMAGE_FSTAB=host, the image's fstab can mount host paths, as in enroot. No image can set it."""
+    """With ENROOT_IMAGE_FSTAB=host, the image's fstab can mount host paths, as in enroot. No image can set this."""
     fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind,ro\n")
     (rootfs / "etc/environment").write_text("ENROOT_IMAGE_FSTAB=host\nPATH=/bin\n")
     user.penroot("start", "box", "cat", "/vol/key", status=1)

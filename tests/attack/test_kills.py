@@ -72,7 +72,7 @@ def kill_one(victims: Callable[[], dict[int, str]], rng: random.Random, *, first
 
 
 def assert_in_words(err: str) -> None:
-    """Check that stderr consists of messages for users."""
+    """Check that each line of stderr is a message for users, without a trace of Python."""
     lines = [line for line in err.splitlines() if line]
     assert all(re.match(r"\[(ERROR|HINT|WARN|INFO)\] ", line) for line in lines), err
     assert not re.search(r"Traceback|\.py\b|Errno|Error:|a bug in", err), err

@@ -242,7 +242,7 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
-    """As in enroot, only this registry and this command use the password. penroot warns; mirrors do not get it."""
+    """As in enroot, this command sends the password to this registry, not to its mirrors. penroot prints a warning."""
     events = user.home / "events.jsonl"
     user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
     with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as mirror:
@@ -501,7 +501,7 @@ def test_registry_cannot_redirect_to_this_machine(user: User, address: str, targ
             away.answer = lambda request, reply=reply: reply  # type: ignore[misc]
             stderr = user.penroot("digest", away.uri, status=1, env=env).stderr
             assert here.seen == [] and ": this machine or a link-local address" in stderr
-        # A registry on this machine may redirect here, as site registries do.
+        # A registry on this machine may redirect to this machine, as site registries do.
         here.answer = registry_of(image_of())
         with fake(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
             user.penroot("digest", near.uri, env=env)
@@ -761,7 +761,7 @@ def test_platform_of_an_entry_without_one_is_in_its_config(user: User) -> None:
 
 @pytest.mark.security("G7")
 def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
-    """A layer with ``urls`` is fetched from them, only by TLS and without a login, and checked against its digest."""
+    """A layer with ``urls`` is fetched from them, only with TLS and without a login, and checked against its digest."""
     image = images.busybox()
     document = json.loads(image.manifest())
     layer = image.layers[0]

@@ -217,7 +217,7 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
 
 @pytest.mark.security("R3")
 def test_finisher_is_in_the_cgroup_and_closed_to_users(lab: Lab) -> None:
-    """If the helper is killed, another process saves. Before the fix, it was outside of the step's cgroup."""
+    """If the helper is killed, another process saves. Before the fix, that process was outside the step's cgroup."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
     kill_helper(lab)
     stop_its_save(lab, step)

@@ -104,7 +104,7 @@ def at_once(lab: Lab, write: str, *options: str) -> list[str]:
 
 @pytest.mark.security("U9")
 def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
-    """Before the fix, one of two nodes failed with "container exists: pyxis_J.0", and a hint to remove that one."""
+    """Before the fix, one of two nodes failed with "container exists: pyxis_J.0", and a hint to remove pyxis_J.0."""
     assert at_once(shared_home, ">", IMAGE) == ["n1", "n2"]
     until(lambda: not entries(shared_home), "the containers are removed")
 

@@ -214,7 +214,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Path:
-    """Return a copy of the squashfs image in the user's home."""
+    """Copy the squashfs image to the user's home, and return its path."""
     path = user.home / "box.sqsh"
     shutil.copy(packed, path)
     user.own(path)

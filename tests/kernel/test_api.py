@@ -35,7 +35,7 @@ def python(user: User, text: str, **options: object) -> str:
 
 
 def processes_of(user: User) -> dict[int, str]:
-    """Return the user's processes, by PID, with their command lines."""
+    """Return PID -> command line of each process of the user."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -47,7 +47,7 @@ def processes_of(user: User) -> dict[int, str]:
 
 
 def leftovers(user: User) -> list[str]:
-    """Return hidden directories for the changes of containers."""
+    """Return the hidden directories in which penroot keeps the changes of containers."""
     return [name for name in os.listdir(user.data) if name.startswith(".")]
 
 

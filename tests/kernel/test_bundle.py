@@ -398,7 +398,7 @@ def test_bundle_ignores_libraries_of_the_host(user: User, bundle: pathlib.Path) 
 def test_bundle_keeps_descriptors_of_the_caller(user: User, bundle: pathlib.Path) -> None:
     script = f"exec {bundle} sh -c 'cat <&9; ls /proc/self/fd | wc -l' 9<<X\nkept\nX\n"
     kept, count = user.run("sh", "-c", script).stdout.split()
-    assert (kept, int(count)) == ("kept", 5)  # stdio, 9, and the directory that ls lists
+    assert (kept, int(count)) == ("kept", 5)  # stdio, descriptor 9, and the directory that ls lists
 
 
 def test_next_run_cleans_up_after_a_kill_at_any_moment(user: User, bundle: pathlib.Path, rng: random.Random) -> None:

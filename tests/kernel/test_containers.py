@@ -100,7 +100,7 @@ def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathli
         assert refused in stderr and f"kill {running.pid}" in stderr
         for verb, image_name in (
             ("create", str(image)),
-            *((verb, "docker://127.0.0.1:1/x") for verb in ("create", "load")),  # before the pull
+            *((verb, "docker://127.0.0.1:1/x") for verb in ("create", "load")),  # refused before the pull
         ):
             assert refused in user.penroot(verb, "-f", "-n", "box", image_name, status=1).stderr
         out, _ = running.communicate("\n", timeout=60)

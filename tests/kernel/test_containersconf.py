@@ -231,7 +231,7 @@ def test_tables_mean_the_same_to_skopeo(user: User, registry: Server, front: Fau
 @pytest.mark.parity("registries.conf of podman and skopeo")
 @pytest.mark.parametrize("pull", ["all", "digest-only", "tag-only"])
 def test_mirror_of_digests_serves_only_these(user: User, registry: Server, front: Faulty, pull: str) -> None:
-    """Only the mirror has the image, so a pull of its digest succeeds only if the mirror is asked for digests."""
+    """Only the mirror has the image. A pull of its digest succeeds if pull-from-mirror allows digests."""
     mirrored = digest(registry, "hub/team/box")
     text = f"[[registry]]\nlocation = '{front.host}'\ninsecure = true\n[[registry.mirror]]\n"
     text += f"location = '{front.host}/hub'\ninsecure = true\npull-from-mirror = '{pull}'\n"

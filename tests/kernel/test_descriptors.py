@@ -31,7 +31,7 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """Run a command with the descriptors 5 (a file), 6 (a pipe), 7 (a directory), 8 (of O_PATH) and 9 (a namespace).
+    """Run a command with descriptors: 5 is a file, 6 a pipe, 7 a directory, 8 opened with O_PATH, 9 a namespace.
 
     Return number -> target of these descriptors in the container's program, or "closed" as the target.
     """

@@ -144,7 +144,7 @@ def test_killed_monitor_ends_its_container(user: User, options: tuple[str, ...])
     os.kill(monitor, signal.SIGKILL)
     until(lambda: not processes(user), "the container has ended")
     assert user.penroot("wait", "job").stdout == "137\n"
-    detach(user, "box", "sleep", "600")  # the name is free
+    detach(user, "box", "sleep", "600")  # the name is free again
     user.penroot("stop", "job")
 
 

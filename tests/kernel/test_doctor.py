@@ -85,7 +85,7 @@ def test_closed_directories_are_reported(user: User) -> None:
 
 
 def test_runtime_directory_of_another_user(user: User, rootfs: pathlib.Path) -> None:
-    """su(1), for example, keeps XDG_RUNTIME_DIR of the first user."""
+    """After su(1), for example, XDG_RUNTIME_DIR still names the first user's directory."""
     require(os.geteuid() == 0, "only root can give a directory to another user")
     theirs = user.home / "theirs"
     theirs.mkdir(mode=0o755)

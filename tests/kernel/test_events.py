@@ -140,7 +140,7 @@ LONG_NUMBERS += "1e400 true -1 1e999999".split()
 
 @pytest.mark.parametrize("number", LONG_NUMBERS, ids=range(len(LONG_NUMBERS)))
 def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path, number: str) -> None:
-    """A record with such a number once made every later call of ``cache metrics`` fail."""
+    """A record with a huge or impossible number once made every later call of ``cache metrics`` fail."""
     record = (
         '{{"event": "pull", "result": "ok", "cache": "hit", "seconds": {0}, "bytes": {0}, "phases": {{"fetch": {0}}}}}'
     )
@@ -153,7 +153,7 @@ def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path
 
 
 def records_bytes(file: pathlib.Path) -> int:
-    """Return the bytes fetched, from the first record, which is the only pull with a transfer."""
+    """Return the number of fetched bytes in the first record, which is the only pull with a transfer."""
     return int(json.loads(file.read_text().splitlines()[0])["bytes"])
 
 

@@ -555,7 +555,7 @@ def test_dropped_transfer_is_resumed(user: User, big: Transfer) -> None:
         assert front.sent(big.blob) <= 1.1 * big.size
     user.run("rm", "-r", "cache")
     with big.faulty(drop_at=0.9) as (front, uri):
-        front.ranges = False  # the transfer restarts
+        front.ranges = False  # the server ignores ranges, so the transfer restarts
         user.penroot("import", "-f", "-o", "x.sqsh", uri)
         assert front.sent(big.blob) > 1.8 * big.size
 

@@ -151,7 +151,7 @@ def test_version_is_small(prefix: Path) -> None:
 
 
 def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
-    """A newer file of a module in C does not prevent that the other modules come from the pack."""
+    """Even if a module in C is newer than the pack, the Python modules come from the pack."""
     for module in (*prefix.glob("lib/penroot/_cffi_backend.*"), prefix / "lib/penroot/enroot_py/base/_linux.abi3.so"):
         shutil.copy(module, module.with_name("new"))  # another inode with another time
         module.with_name("new").rename(module)

@@ -229,7 +229,7 @@ def test_store_in_a_set_gid_directory(user: User, registry: Server, squashfs: st
 
 
 def test_a_process_of_another_group(user: User, registry: Server) -> None:
-    """After newgrp(1), images start. Containers that the other group has made do not: a hint names newgrp."""
+    """After newgrp(1), images start, but a container of the other group fails with a hint that names newgrp."""
     require(os.geteuid() == 0, "only root can take another group")
     user.penroot("create", "-n", "box", uri(registry))
     user.gid = 4242

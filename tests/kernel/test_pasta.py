@@ -104,7 +104,7 @@ def test_pasta_leads_outside_only(
         busybox ip route add local 127.0.0.1 dev eth0 2>&1 | grep -c permitted
         ls /sys/class/net | wc -w"""
     output = user.start(*root, *writable, "--net=pasta", "box", "sh", "-c", script)
-    assert output == "from outside\n1\n1\n1\n2\n"  # lo and pasta's interface
+    assert output == "from outside\n1\n1\n1\n2\n"  # 2 interfaces: lo and pasta's
 
 
 @pytest.mark.parity("start --publish PORT")
