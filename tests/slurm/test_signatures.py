@@ -113,7 +113,7 @@ def test_digest_of_a_pinned_tag_must_be_signed(lab: Lab, registry: Server, way: 
 @pytest.mark.parity("srun: nodes get the signatures of srun")
 @pytest.mark.security("S2")
 def test_each_node_looks_for_itself(lab: Lab, registry: Server) -> None:
-    """While the step waits, another signer's signature replaces the image's. The node refuses the image."""
+    """While the step waits, another signer's signature replaces the image's signature. The node refuses the image."""
     digest = image(registry, "stripped", 4)
     with front(lab, registry) as shown:
         sign(registry.pusher, "test/stripped", digest, SIGNER, f"{shown.host}/test/stripped")

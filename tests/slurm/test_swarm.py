@@ -179,7 +179,7 @@ def test_changed_layer_of_a_node_is_fetched_again(four: Lab, registry: Server) -
 
 
 def test_end_of_a_task_waits_for_no_download(four: Lab, registry: Server) -> None:
-    """Nodes whose tasks have ended leave, although one node has only a small part of the image."""
+    """Nodes whose tasks have ended leave the swarm, although one node has only a small part of the image."""
     registry.pusher.image("test/waits", "a", layered(42, size=8_000_000))
     with front(four, registry) as shown, four.slowed("n4", 2_000_000):
         running = four.popen(step(shown.host, "waits", "true"))
@@ -482,7 +482,7 @@ def test_components_of_a_heterogeneous_job_get_the_image(four: Lab, registry: Se
 
 @pytest.mark.parametrize("how", ["srun is killed", "the job is cancelled", "^C"])
 def test_end_of_a_step_ends_its_download(four: Lab, registry: Server, how: str) -> None:
-    """No process and no file is left: see nothing_left."""
+    """The fixture nothing_left checks that no process and no file is left."""
     name, after = f"ends{len(how)}", f"after{len(how)}"
     registry.pusher.image(f"test/{name}", "a", layered(30 + len(how), size=4_000_000))
     registry.pusher.image(f"test/{after}", "a", layered(60 + len(how), layers=1, size=1000))

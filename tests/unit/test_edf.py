@@ -103,7 +103,7 @@ def test_each_value_has_its_line(home: Home) -> None:
 
 @pytest.mark.parity("base_environment")
 def test_file_overrides_its_bases(home: Home) -> None:
-    """A file takes precedence over its bases, and a later base over an earlier base."""
+    """A file takes precedence over its bases. Among the bases, a later base takes precedence over an earlier one."""
     home.write("a", 'image = "a"\nwritable = false\nmounts = ["/a:/a"]\n[env]\nONE = "a"\nTWO = "a"\nTHREE = "a"\n')
     home.write("b", 'image = "b"\nmounts = ["/b:/b"]\n[env]\nTWO = "b"\nTHREE = "b"\n')
     file = home.parse('mounts = ["/c:/c"]\nbase_environment = ["a", "b"]\n[env]\nTHREE = "c"\n')

@@ -79,7 +79,7 @@ def _unified() -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not _unified(), reason="needs root, and cgroup2 mounted")
 def test_a_process_in_a_frozen_group_of_version_2() -> None:
-    """The reason why the process does nothing is that its job is suspended."""
+    """asleep() says why the process does nothing: its job is suspended."""
     group = f"{_unified()}/penroot-test-{os.getpid()}"
     os.mkdir(group)
     sleeper = subprocess.Popen(["sleep", "1234"])
