@@ -144,7 +144,7 @@ class Step:
 
 
 def wave(site: Lab, number: int, size: int) -> None:
-    """Run ``size`` steps of each kind, then steps from the images that some steps save. All outlive restarts of slurmd."""
+    """Run ``size`` steps of each kind, then steps of images that some of them save. All outlive restarts of slurmd."""
     steps, attached, files = [], [], []
     for each in range(size):
         name, file = f"--container-name=wave{number}-{each}", f"/home/alice/wave{number}-{each}.sqsh"
