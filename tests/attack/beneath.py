@@ -1,4 +1,4 @@
-"""Run in a container: try to reach the file system beneath its root, and print the /etc/secret of each attempt."""
+"""Run in a container: try to reach the file system beneath its root, and print the /etc/secret that each try sees."""
 
 from __future__ import annotations
 

@@ -1,8 +1,10 @@
 """Run in a container with the node's /usr: kill the step's helper and answer in its place, or connect and be silent.
 
-hijack.py MODE: "attach" answers each request to attach with a variable EVIL and no namespaces; "silent" accepts
-connections and never answers; "idle" leaves the helper alive, connects to it and sends nothing. In the other modes, the
-program takes over the helper's abstract addresses, and the sockets of the runtime path if it can see them.
+hijack.py attach|silent: kill the helper, and listen at its abstract addresses, and at its sockets in /run/pyxis if
+they are visible. "attach" answers each request to attach with a variable EVIL and no namespaces; "silent" accepts
+connections and never answers.
+
+hijack.py idle: leave the helper alive, connect to it and send nothing.
 """
 
 from __future__ import annotations
@@ -66,7 +68,7 @@ def main() -> None:
     for pid in helpers():
         try:
             os.kill(pid, signal.SIGKILL)
-        except PermissionError:  # slurmstepd, whose command line has the words, or another user's process
+        except PermissionError:  # slurmstepd, whose command line has pyxis_py.helper too, or another user's process
             continue
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline and not before - addresses():
@@ -94,7 +96,7 @@ def main() -> None:
             kept.append(connection)
             if mode == "attach":
                 answer(connection)
-    if mode == "silent" and os.fork() == 0:  # slurmstepd asks after the last task has ended
+    if mode == "silent" and os.fork() == 0:  # outlive this task: slurmstepd connects after the last task has ended
         os.setsid()
         for fd in range(3):
             os.close(fd)

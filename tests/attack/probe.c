@@ -202,7 +202,7 @@ static int can_write(const char *path)
 	return fd >= 0;
 }
 
-/* The user mounts /ro read-only, and an empty directory on /cover, where the image has the file hidden. */
+/* The user mounts /ro read-only, and an empty directory on /cover, which hides the image's file /cover/hidden. */
 static void mounts(void)
 {
 	if (access("/ro/file", F_OK) < 0 || access("/cover/hidden", F_OK) == 0)

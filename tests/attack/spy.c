@@ -1,7 +1,7 @@
 /* Inspect all processes that root of a container can inspect, to find processes outside of the container.
  *
- * spy SECONDS prints, once each, the programs of the inspected processes, and the content of the file MARK in their root
- * or working directories, or beneath any directory that they have open.
+ * spy SECONDS prints each line once: the programs of the inspected processes, and the content of the file $MARK if it is
+ * beneath their root directory, their working directory, or a directory that they have open.
  */
 #define _GNU_SOURCE
 #include <dirent.h>

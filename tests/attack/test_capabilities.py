@@ -1,8 +1,8 @@
-"""Check what an image can do, for each caller and each way to start it. ``pytest -s`` prints the table.
+"""Check what an image can do, for each caller and each way to start it. ``pytest -s`` prints a table of the results.
 
-The program of the image is ``probe.c``, which tries each action and harms nothing. Its caller has a terminal, a key in
-the session keyring, and descriptors of a directory, of namespaces and of a file. The caller also mounts a directory
-read-only, and covers another directory.
+The program of the image is ``probe.c``, which tries each action and harms nothing. The caller who starts the container
+has a terminal, a key in the session keyring, and descriptors of a directory, of namespaces and of a file. The caller
+also mounts a directory read-only, and covers another directory by a mount.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ CLOSED = dict.fromkeys(("terminal", "directories", "namespaces", "mounts", "sysc
 BY_CALLER = {**CLOSED, "files": "yes", "keyring": "yes", "capabilities": "no"}
 BY_SLURM = {**BY_CALLER, "files": "no", "keyring": "no"}
 UP = "echo $SLURM_JOB_ID; exec sleep 1000"
-ROOT = {"capabilities": "yes"}  # within the container
+ROOT = {"capabilities": "yes"}  # root has capabilities within the container
 OWN = ("--pid", "--net", "--ipc", "--uts")
 STARTS = [*((), ("--root",), ("--rw",), ("--rw", "--root")), *((o,) for o in OWN), *((o, "--root") for o in OWN)]
 
@@ -59,7 +59,7 @@ def probe() -> Iterator[pathlib.Path]:
 
 
 def cells(shown: str) -> dict[str, str]:
-    """Return the findings of the probe. Characters that were typed or pushed (TIOCSTI) come before its first line."""
+    """Return the probe's findings. Its first line may begin with characters that were typed or pushed (TIOCSTI)."""
     return dict(re.findall(rf"({'|'.join(BY_CALLER)}) (\S+)\r?$", shown, re.M)) or {"output": shown}
 
 
@@ -213,7 +213,7 @@ def test_ssh(lab: Lab, laptop: Laptop, in_lab: tuple[str, ...], table: dict[str,
 
 @pytest.fixture
 def root_home(lab: Lab) -> Iterator[str]:
-    """Yield a home of root that all nodes see, as ssh needs for the keys of a job."""
+    """Yield a home of root that all nodes see, for the keys with which ssh enters a job."""
     home = "/home/root"
     lab.run(f"mkdir -m 700 {home}", user="root")
     yield home
@@ -225,7 +225,7 @@ def root_home(lab: Lab) -> Iterator[str]:
 def test_ssh_of_root(
     lab: Lab, root_home: str, in_lab: tuple[str, ...], table: dict[str, dict[str, str]], remap: str
 ) -> None:
-    """Root has no login node in between: ssh calls ssh-proxy itself."""
+    """Root's ssh runs ``penroot ssh-proxy`` itself, without a login node in between."""
     keys = f"{root_home}/keys"
     with job(lab, *in_lab, *filter(None, [remap]), user="root") as number:
         known = f"-i {keys} -o UserKnownHostsFile={keys} -o HostKeyAlias=penroot"

@@ -1,4 +1,7 @@
-"""Attacks on the helper of a step by a program in its container, which runs as the same user."""
+"""Attacks on a step's helper, the process that makes its container, by a program in the container.
+
+The helper and the program run as the same user.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +50,7 @@ def attacking(lab: Lab, mode: str, *options: str, mounts: str = USR) -> subproce
 @pytest.mark.security("H1")
 @pytest.mark.parametrize("mounts", [USR, USR + RUN])
 def test_impostor_of_the_helper_sends_no_task_to_the_node(lab: Lab, mounts: str) -> None:
-    """An impostor's answer to attach contains no namespaces. The next step must not run on the node."""
+    """An impostor answers the request to attach without namespaces. The next step must not run outside a container."""
     step = attacking(lab, "attach", IMAGE, NAME, mounts=mounts)
     done = lab.run(["srun", *ON_N1, NAME, *WHERE], check=False)
     end(step)
@@ -67,7 +70,7 @@ def test_impostor_of_the_helper_does_not_hold_the_step(lab: Lab) -> None:
     try:
         until(
             lambda: not lab.run(["squeue", "-h", "-u", "alice"]).stdout, "the job has ended", 50
-        )  # Slurm gives up after a minute
+        )  # after a minute, Slurm would give the step up
     finally:
         on_node(lab, "pkill -KILL -f '[h]ijack.py'")
 
@@ -105,7 +108,7 @@ def test_nobody_looks_at_the_helper(lab: Lab) -> None:
 def test_task_killed_in_setup_leaves_container_to_next(
     lab: Lab, gated: tuple[str, ...], options: tuple[str, ...]
 ) -> None:
-    """The next task's helper must not fail with "exists" on a writable or saved container."""
+    """The helper of the next task must not fail because the killed task's container exists."""
     step = lab.popen(["srun", *ON_N1, "-n3", "--cpu-bind=none", *gated, *options, *sh("echo done")])
     made = "ls -d /var/tmp/*/pyxis_*.0 /home/alice/*/pyxis_*.0 /home/alice/.local/share/enroot/pyxis_*.0"
     all_wait(lab, 3)
@@ -139,7 +142,7 @@ def test_srun_pty_says_what_is_wrong(lab: Lab) -> None:
 
 
 COVER = "--container-mounts=./cover:/opt/covered"
-# Make the path of another step's mount, and each name in a new /proc/self/fd, lead to the cover.
+# Make the path of another step's mount, and each name in a new /proc/self/fd, lead to /opt/covered.
 SWAP = """
 exec 5< /proc/self/mountinfo
 echo up
@@ -169,7 +172,7 @@ def cover(lab: Lab) -> Iterator[None]:
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root: str) -> None:
-    """When a step detaches its mount, the path of the mount leads to a cover that the user has mounted."""
+    """The second step's mount point has become a link to a mount of the first step, which must stay mounted."""
     first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", root, *sh(SWAP)])
     expect(first, "up")
     second = lab.popen(["srun", *ON_N1, "--mpi=pmix", NAME, *sh("echo up; read line")])
@@ -184,6 +187,7 @@ def test_step_that_ends_detaches_its_own_mounts_only(lab: Lab, cover: None, root
 @pytest.mark.parity("a step that ends detaches only its own mounts")
 @pytest.mark.security("C8")
 def test_no_link_leads_a_batch_script_to_a_cover(lab: Lab, cover: None) -> None:
+    """Where Slurm's batch script is to be mounted, the container has links to a mount of the user."""
     before = "mkdir -p /var/spool/slurmd; for i in $(seq 1 2000); do ln -s /opt/covered $(printf $job $i); done"
     script = f"job=/var/spool/slurmd/job%05d; {before}; echo up; read line; cat /proc/self/mountinfo | grep -c covered"
     first = lab.popen(["srun", *ON_N1, IMAGE, NAME, COVER, "--container-writable", *sh(script)])

@@ -1,4 +1,4 @@
-"""Attacks by an image on the files and the time of the user who starts it."""
+"""Attacks by an image on the user who starts it: it reads or changes the user's files, or makes the start hang."""
 
 from __future__ import annotations
 
@@ -148,7 +148,7 @@ def test_a_line_is_not_ended_by_what_unicode_calls_a_separator(user: User, secre
 def test_setting_lets_fstab_of_the_image_mount_host_paths(
     user: User, rootfs: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """The user can choose enroot's behaviour by a setting. No image can change the setting."""
+    """With ENROOT_IMAGE_FSTAB=host, the image's fstab can mount host paths, as in enroot. No image can set this."""
     fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind,ro\n")
     (rootfs / "etc/environment").write_text("ENROOT_IMAGE_FSTAB=host\nPATH=/bin\n")
     user.penroot("start", "box", "cat", "/vol/key", status=1)
@@ -174,7 +174,7 @@ def test_volume_on_what_the_host_lends_is_left_out(user: User, rootfs: pathlib.P
 
 
 def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Path, secret: pathlib.Path) -> None:
-    """Not an attack: an image has a volume /data/cache, but /data is a mount of the host. Nothing is created in it."""
+    """Not an attack: an image has a volume /data/cache, but a site mounts /data. Nothing is created in /data."""
     fstab(rootfs, VOLUME % ("/data/cache", "/data/cache"))
     done = user.penroot("start", "-m", f"{secret}:/data:none:x-create=dir,rbind:0:-1", "box", "ls", "/data")
     assert done.stdout == "key\n"
@@ -185,7 +185,7 @@ def test_volume_in_what_a_site_mounts_is_left_out(user: User, rootfs: pathlib.Pa
 @pytest.mark.security("I1")
 @pytest.mark.parametrize("form", ["directory", "writable", "squashfs"])
 def test_volumes_of_all_kinds_are_of_the_image(user: User, rootfs: pathlib.Path, form: str) -> None:
-    """Nested volumes, a file, names with a space, newline, dollar or hash, and 200 more are mounted and writable."""
+    """Nested volumes, a file, odd names (space, newline, dollar, hash) and 200 others are mounted and writable."""
     (rootfs / "a/b/c").mkdir(parents=True)
     (rootfs / "file").write_text("of image\n")
     names = ["/a/b/c", "/a", "/a/b", "/missing/deep", "/sp ace", "/new\nline", "/do$HOME", "/#hash", "/file"]
@@ -219,7 +219,7 @@ def test_an_image_takes_a_thousand_mounts_at_most(user: User, rootfs: pathlib.Pa
 def test_nothing_is_written_in_dev_shm_through_a_link(
     account: User, rootfs: pathlib.Path, shared: pathlib.Path, name: str
 ) -> None:
-    """/etc, /var (with the user's home) or a directory in /var leads to /dev/shm, which the container shares."""
+    """/etc, /var (with the user's home) or a directory in /var is a link to the /dev/shm of container and host."""
     (rootfs / "etc/default").mkdir()
     (rootfs / "etc/default/useradd").write_text("CREATE_MAIL_SPOOL=yes\n")
     (rootfs / "etc/login.defs").write_text("LASTLOG_ENAB yes\n")
@@ -287,15 +287,15 @@ def test_callers_environment_is_not_read_by_a_link(account: User, rootfs: pathli
         assert f"cannot read /{path} of the image: it leads into a mount of" in done.stderr
 
 
-# The record of a container
+# The record of a container: the file .penroot in its directory
 
 
 @pytest.mark.security("I9")
 @pytest.mark.parametrize("mark", ["format 1\nsquashfs {image}\n", ""])
 def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret: pathlib.Path, mark: str) -> None:
-    """The root of a squashfs looks like a container's record.
+    """The root of a squashfs looks like penroot's directory of a container.
 
-    It has a .penroot, a directory work, and a link upper to the victim's directory.
+    The image has a .penroot, a directory work, and a link upper to the victim's directory.
     """
     (rootfs / "upper").symlink_to(secret)
     (rootfs / "work").mkdir()
@@ -306,7 +306,7 @@ def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret:
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-d", str(user.data / "unpacked"), str(image)], check=True)
     user.own(user.data)
     user.run("sh", "-c", f"penroot create -n evil {image}; true")
-    for name in ("box", "unpacked", "evil"):  # made by hand, by enroot, by penroot
+    for name in ("box", "unpacked", "evil"):  # containers made by hand, by unsquashfs as in enroot, and by penroot
         stderr = user.run("sh", "-c", f"penroot start --rw {name} sh -c 'touch /planted; rm /key'; true").stderr
         assert "Traceback" not in stderr
         user.run("sh", "-c", f"penroot list -f; penroot export -o {name}.x.sqsh {name}; penroot cache prune; true")
@@ -317,7 +317,7 @@ def test_record_in_an_image_is_ignored(user: User, rootfs: pathlib.Path, secret:
 def test_a_program_cannot_make_a_record(
     user: User, rootfs: pathlib.Path, image: pathlib.Path, secret: pathlib.Path
 ) -> None:
-    """A program in a writable plain container writes a /.penroot, which names an image of the user."""
+    """A program in a writable container without a .penroot writes one, which names an image of the user."""
     mark = f"printf 'format 1\\nsquashfs {image}\\n' > /.penroot; ln -s {secret} /upper; mkdir /work"
     user.start("--rw", "box", "sh", "-c", mark)
     user.run("sh", "-c", "penroot start --rw box sh -c 'touch /planted'; true")
@@ -362,10 +362,10 @@ def test_special_file_of_an_image_is_a_clear_error(user: User, rootfs: pathlib.P
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("name", ["rc", "rc.local"])
 def test_a_script_of_an_image_is_read_in_no_time(user: User, rootfs: pathlib.Path, name: str) -> None:
-    """A quote stays open for fifteen million lines."""
+    """The script opens a quote, and fifteen million lines follow. The start ends within ten seconds."""
     (rootfs / "etc/rc").write_text(RC % ("/", "/"))
     (rootfs / "etc" / name).write_text("echo '" + "\n" * (15 << 20))
-    (rootfs / "bin/sh").unlink()  # otherwise the start would run the script, as it should
+    (rootfs / "bin/sh").unlink()  # the start reads the script, but cannot run it
     user.run("sh", "-c", "penroot start box true; exit 0", prefix=("timeout", "10"))
 
 
@@ -387,7 +387,7 @@ def test_hooks_ignore_special_files_of_an_image(user: User, rootfs: pathlib.Path
 @pytest.mark.security("I4")
 @pytest.mark.parametrize("kind", ["link", "fifo", "deep", "many", "sparse", "proc"])
 def test_a_skeleton_of_homes_ends(account: User, rootfs: pathlib.Path, kind: str) -> None:
-    """The copy of /etc/skel ends, even if it links to itself, has a FIFO, 300 levels, 5000 files, 5 GB, or is /proc."""
+    """The copy of /etc/skel ends even if it has links to itself, a FIFO, 300 levels, 5000 files, 5 GB, or is /proc."""
     skel = rootfs / "etc/skel"
     skel.mkdir()
     if kind == "link":
@@ -447,7 +447,7 @@ def test_bundle_volumes_are_of_the_image(rootfs: pathlib.Path, secret: pathlib.P
 
 @pytest.mark.security("I10")
 def test_bundle_mounts_nothing_of_the_host(rootfs: pathlib.Path, secret: pathlib.Path, bundled: Bundled) -> None:
-    """The image's fstab names a directory of the host; only a user who trusts the image gets the mount."""
+    """The image's fstab names a directory of the host. It is mounted only if the user sets ENROOT_IMAGE_FSTAB=host."""
     fstab(rootfs, "${HOME}/secret /vol none x-create=dir,rbind\n")
     assert "an image may mount a tmpfs" in bundled("cat", "/vol/key", status=1).stderr
     assert bundled("cat", "/vol/key", ENROOT_IMAGE_FSTAB="host", ENROOT_FORCE_OVERRIDE="y").stdout == "private\n"
@@ -517,7 +517,7 @@ def test_link_of_an_image_detaches_no_mount_of_the_user(user: User, rootfs: path
 
 @pytest.mark.security("C11")
 def test_no_module_of_an_image_is_imported(user: User, rootfs: pathlib.Path) -> None:
-    """The image has modules at penroot's own path. penroot imports them late, to explain a failed start.
+    """The image has modules at the path of penroot's modules, some of which penroot imports only when a start fails.
 
     In the container, the image's copies would then run with the caller's descriptors and capabilities.
     """

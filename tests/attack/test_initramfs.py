@@ -39,7 +39,7 @@ poweroff -f
 
 
 def copy_python(root: pathlib.Path) -> None:
-    """Copy the interpreter, its standard library, our C module and the shared libraries of all three."""
+    """Copy the interpreter, its standard library, penroot's C module and the shared libraries that they need."""
     library = pathlib.Path(os.__file__).parent
     skipped = shutil.ignore_patterns("__pycache__", "test", "idlelib", "config-*", "site-packages", "dist-packages")
     shutil.copytree(library, root / f"usr/lib/{library.name}", ignore=skipped)

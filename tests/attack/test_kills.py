@@ -26,7 +26,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import assert_nothing_left, on_node
 from tests.waiting import until
 
-MAX_WAIT_S = 10  # the longest wait that passes
+MAX_WAIT_S = 10  # a test fails if a command ends later than this after a kill
 FIRST_S = 0.02  # the longest time from the start of a command to the first attempt to kill
 GIVE_UP_S = 60  # the test gives up after this time, even on a busy machine
 SERVERS = ("squashfuse", "squashfuse_ll", "fuse-overlayfs")
@@ -45,7 +45,7 @@ def of_user(uid: int) -> dict[int, str]:
 
 
 def kill_server(run: subprocess.Popen[str]) -> str:
-    """Kill the server that ``run`` starts before the server sends its parent a message. Return "" without a server."""
+    """Kill the server that ``run`` starts, before the server reports to its parent. Return "" if there is no server."""
     deadline = time.monotonic() + 1
     while time.monotonic() < deadline and run.poll() is None:
         with contextlib.suppress(OSError):
@@ -73,7 +73,7 @@ def kill_one(victims: Callable[[], dict[int, str]], rng: random.Random, *, first
 
 
 def assert_in_words(err: str) -> None:
-    """Check that stderr consists of messages for users."""
+    """Check that each line of stderr is a message for users, without a trace of Python."""
     lines = [line for line in err.splitlines() if line]
     assert all(re.match(r"\[(ERROR|HINT|WARN|INFO)\] ", line) for line in lines), err
     assert not re.search(r"Traceback|\.py\b|Errno|Error:|a bug in", err), err

@@ -1,4 +1,4 @@
-"""A user loses no file by an exclusion, an exit status or a warning of a tool, or by a kill at any moment."""
+"""No file of a user is lost if penroot leaves out files, if a tool fails or only warns, or after a kill."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def laid_out(user: User, image: Image) -> str:
 
 @pytest.mark.security("L1")
 def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs: pathlib.Path) -> None:
-    """Mode 0000 marks a mount point of ours, but a user's own directory can have it too."""
+    """An export leaves out mount points (empty, mode 0000), but no full directory to which a user gave that mode."""
     for name in ("closed/deep", "odd [x]*name"):
         (rootfs / name).mkdir(parents=True)
     (rootfs / "closed/deep/file").write_text("precious")
@@ -63,14 +63,14 @@ def test_a_closed_directory_that_holds_something_is_exported(user: User, rootfs:
     assert found["closed"] == "d---------"
     assert "closed/deep/file" in found
     assert "odd x-name" in found
-    assert not {"bare", "odd [x]*name"} & set(found)  # these directories are empty
+    assert not {"bare", "odd [x]*name"} & set(found)  # empty, so they look like mount points
     user.penroot("create", "-n", "again", "box.sqsh")
     assert user.start("--root", "again", "cat", "/closed/deep/file") == "precious"
 
 
 @pytest.mark.security("L1")
 def test_unreadable_files_over_an_image_are_exported(user: User, rootfs: pathlib.Path) -> None:
-    """/below is closed in the upper directory only. /shut, /bare and /nothing are closed in the layer."""
+    """/below has mode 0000 in the upper directory only. /shut, /bare and /nothing have it in the layer."""
     files = [directory("bin"), entry("bin/busybox", (rootfs / "bin/busybox").read_bytes(), mode=0o755)]
     files += [directory("below"), entry("below/file", b"precious"), directory("shut", 0), entry("shut/file", b"1")]
     files += [directory("bare", 0), entry("nothing", mode=0)]
@@ -161,7 +161,7 @@ def killed(user: User, *words: str, there: tuple[pathlib.Path, str]) -> None:
 
 
 def hidden(directory: pathlib.Path) -> list[str]:
-    """Return the unfinished files of a directory. ``.records`` is in every data path."""
+    """Return the unfinished files of a directory: all hidden ones except ``.records``, which every data path has."""
     return [name for name in os.listdir(directory) if name.startswith(".") and name != ".records"]
 
 
@@ -297,12 +297,12 @@ def test_kill_at_any_moment_leaves_the_previous_state(
     assert user.penroot("cache", "verify").returncode == 0
 
 
-# -- our own records, and endless maps
+# -- damaged records, and the endless map of a sparse file
 
 
 @pytest.mark.security("I4")
 def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
-    """A member with GNU tar's typeflag S has endless extension blocks. Each block adds 21 segments to memory."""
+    """A sparse tar member (typeflag S) has endless extension blocks. Each block adds 21 segments to a map in memory."""
     info, _ = entry("sparse")
     info.type = tarfile.GNUTYPE_SPARSE
     header = bytearray(info.tobuf(tarfile.GNU_FORMAT))
@@ -321,7 +321,7 @@ def test_an_old_sparse_map_without_an_end_is_refused(user: User) -> None:
 @pytest.mark.parametrize("garbage", [b"\0" * 400, bytes(range(128, 256)) * 3 + b"\n\n1 2 3\n"], ids=["nul", "garbage"])
 @pytest.mark.parametrize("record", ["refs/*", "images/*/stack", "images/*/config", "images/*/manifest"])
 def test_damaged_record_is_reported_and_repaired(user: User, rootfs: pathlib.Path, record: str, garbage: bytes) -> None:
-    """After a crash, a file may contain NULs. Errors have no traceback, and `cache verify --repair` repairs it."""
+    """A record may contain NULs after a crash. Errors have no traceback; `cache verify --repair` repairs the record."""
     uri = layout(user, directory("bin"), entry("bin/sh", (rootfs / "bin/busybox").read_bytes(), mode=0o755))
     user.penroot("load", "-n", "over", uri)
     user.start("--rw", "over", "/bin/sh", "-c", "echo mine > /mine")

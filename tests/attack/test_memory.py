@@ -87,7 +87,7 @@ def test_error_names_the_memory_that_is_missing(user: User, rootfs: pathlib.Path
 
 @pytest.mark.security("L3")
 def test_a_save_at_a_small_mem_is_kept(lab: Lab) -> None:
-    """Before the fix, the OOM killer ended the save after the tasks. The job's files in /dev/shm count as memory."""
+    """Before the fix, the OOM killer killed the save, for which the job's files in /dev/shm had left little memory."""
     write = "dd if=/dev/urandom bs=1M 2>/dev/null of="
     fill = sh(f"{write}/large count=160; {write}/dev/shm/alices count=80")
     words = ["--mem=200M", "--container-image=registry:5000#minimal:1", "--container-writable"]

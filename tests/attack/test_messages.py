@@ -89,7 +89,7 @@ DAMAGE = {"inodes": (64, 0, 200), "names": (72, 0, 200), "fragments": (80, -8, 1
 def test_a_damaged_image_says_that_it_is_damaged(user: User, image: pathlib.Path, where: str) -> None:
     """The error is not "cannot run sh: No such file or directory", and not an error of unsquashfs."""
     data = bytearray(image.read_bytes())
-    if where == "root":  # the position of the root's inode
+    if where == "root":  # overwrite the position of the root directory's inode
         data[64:72] = b"\xff" * 8
     elif where == "data":
         data[2000:5000] = b"\xff" * 3000
@@ -148,7 +148,7 @@ def test_a_killed_squashfuse_of_a_step_is_no_bug(lab: Lab) -> None:
 
 @pytest.mark.parametrize("broken", ["prefix", "package"])
 def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathlib.Path, broken: str) -> None:
-    """Before the fix, an installation that users cannot read, or without a library, caused a traceback."""
+    """Before the fix, an installation that users cannot read, or that lacks a library, caused a traceback."""
     require(IS_INSTALLED, "needs an installation in $PENROOT_PREFIX")
     prefix = user.home / "opt"
     shutil.copytree(LIBRARY, prefix / "lib/penroot")
@@ -157,7 +157,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
     (prefix / "bin/penroot").write_text(text.replace(LIBRARY, f"{prefix}/lib/penroot"))
     (prefix / "bin/penroot").chmod(0o755)
     if broken == "prefix":
-        (prefix / "lib").chmod(0o700)  # owned by root
+        (prefix / "lib").chmod(0o700)  # root owns it, so users cannot enter it
     else:
         shutil.rmtree(prefix / "lib/penroot/click")
     done = user.run(f"{prefix}/bin/penroot", "info", status=1)
@@ -175,7 +175,7 @@ def test_closed_stdout_is_reported(user: User, rootfs: pathlib.Path, words: str)
 
 
 def test_reused_descriptor_number_is_not_written_to(user: User, image: pathlib.Path) -> None:
-    """With stdout closed, the next file that is opened gets number 1, and must not receive program output."""
+    """With stdout closed, the next opened file gets descriptor 1. The program's output must not go to that file."""
     for words in ("export -o x.sqsh box", f"bundle -o x.run {image}", f"create -n x {image}", "start box true"):
         user.run("sh", "-c", f"exec penroot {words} <&- >&- 2>&-")
     assert user.start("x.sqsh", "echo", "whole") == "whole\n"

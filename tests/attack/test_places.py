@@ -1,4 +1,4 @@
-"""Attacks on trusted directories that another user could have created, owned or written to."""
+"""Attacks through directories that penroot would trust, but that another user has created, owns or can write to."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_data_path_of_another_user_is_left_alone(user: User, scratch: pathlib.Pa
 
 @pytest.mark.security("U1")
 def test_container_never_uses_a_store_of_bobs(user: User, scratch: pathlib.Path) -> None:
-    """A cleaner of /var/tmp has removed the store of the victim's container, and bob creates it again."""
+    """Bob owns the image store of the victim's container: a cleaner of /var/tmp removed it, and bob made it anew."""
     cache = scratch / f"cache-{UID}"
     env = {"ENROOT_CACHE_PATH": str(cache)}
     box = images.busybox()

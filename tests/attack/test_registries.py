@@ -27,7 +27,7 @@ from tests.kernel.test_signatures import SIGNER, signed_by
 from tests.kernel.test_signatures import write as write_policy
 
 SECRET = "hunter2"
-PROMPT_S = 20  # an idle machine needs a few seconds, and one attempt may take longer: ENROOT_STALL_TIMEOUT
+PROMPT_S = 20  # an idle machine needs a few seconds; ENROOT_STALL_TIMEOUT would let one attempt wait longer
 
 
 def image_of(*layers: bytes, **settings: object) -> Image:
@@ -56,7 +56,7 @@ def registry_of(image: Image, wants: str = "", realm: str = "") -> Callable[[Req
 
 
 def token_server(user: str = "me", token: str = "a-token") -> Callable[[Request], Reply]:
-    """Return the handler of a token server for ``user`` with the password SECRET, or for everybody if it is empty."""
+    """Return the handler of a token server for ``user`` with the password SECRET, or for all if ``user`` is empty."""
 
     def answer(request: Request) -> Reply:
         if user and request.login != f"{user}:{SECRET}":
@@ -123,7 +123,7 @@ def test_token_for_another_registry_is_not_fetched(user: User) -> None:
 
 @pytest.mark.security("G1")
 def test_password_goes_to_no_token_server_on_another_host(user: User) -> None:
-    """A compromised registry, or its configuration, sends its users' passwords elsewhere."""
+    """A compromised or wrongly configured registry requests tokens of another host, which must not get passwords."""
     with fake(token_server(), bind="127.0.0.3") as evil, fake(bind="127.0.0.2") as victim:
         credentials(user, victim.host)
         victim.answer = registry_of(image_of(), "a-token", f"http://{evil.host}/token")
@@ -138,7 +138,8 @@ def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
     with fake(token_server(), bind="127.0.0.3") as tokens, fake(bind="127.0.0.2") as registry:
         registry.answer = registry_of(image_of(), "a-token", f"http://{tokens.host}/jwt/auth?a=b")
         write_setting(user, "registries.conf", f"{registry.host} token={tokens.host}\n")
-        for host in (registry.host, tokens.host):  # docker's files name the registry, enroot's the token server
+        # docker's login files name the registry, and enroot's name the token server.
+        for host in (registry.host, tokens.host):
             credentials(user, host)
             user.penroot("digest", registry.uri)
         assert tokens.logins == {f"me:{SECRET}"} and registry.logins == {"a-token"}
@@ -156,7 +157,7 @@ def test_public_image_needs_no_setting_for_its_token_server(user: User) -> None:
 
 @pytest.mark.security("G3")
 def test_scope_of_a_token_is_the_repository_that_was_asked_for(user: User) -> None:
-    """A registry of several tenants requests a token for another repository than the user did."""
+    """A registry of several tenants requests a token for another repository than the one that the user named."""
     with fake(bind="127.0.0.2") as server:
         credentials(user, server.host)
         has = registry_of(image_of(), "a-token", f"http://{server.host}/token")
@@ -224,7 +225,7 @@ def test_plain_http_is_allowed_by_registry(user: User) -> None:
 
 
 def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
-    """Mirrors, token servers and plain HTTP apply to a registry, however it is spelled."""
+    """Settings of mirrors, token servers and plain HTTP apply to a registry, however its name is spelled."""
     with fake(registry_of(image_of()), bind="0.0.0.0") as server, fake(bind="127.0.0.2") as gone:
         port = server.host.rpartition(":")[2]
         write_setting(
@@ -241,7 +242,7 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:
-    """As in enroot, the password is for this registry and this command, with a warning. Mirrors do not get it."""
+    """As in enroot, this command sends the password to this registry, not to its mirrors. penroot prints a warning."""
     events = user.home / "events.jsonl"
     user.environ |= {"ENROOT_EVENTS": str(events), "PENROOT_DEBUG": "1"}
     with fake(bind="127.0.0.2") as server, fake(bind="127.0.0.3") as mirror:
@@ -288,6 +289,7 @@ def test_password_in_a_reference_is_in_no_error(user: User, image: str) -> None:
 
 
 def test_wrong_password_in_a_reference_is_named_by_its_place(user: User) -> None:
+    """The error blames the login of the command line, not the stored one, and does not print the password."""
     with fake(lambda request: Reply(401, {"WWW-Authenticate": "Basic realm=x"}), bind="127.0.0.2") as server:
         credentials(user, server.host)
         stderr = user.penroot("digest", f"docker://me:wrong@{server.host}#{NAME}:1", status=1).stderr
@@ -303,7 +305,7 @@ def test_password_in_a_reference_is_in_no_lock_file(user: User) -> None:
 
 @pytest.mark.security("G6")
 def test_no_secret_is_seen(user: User) -> None:
-    """No secret appears in the debug log, errors, --explain, arguments or the variables of hooks."""
+    """No secret appears in the debug log, errors, --explain, arguments of processes or the variables of hooks."""
     seen = user.home / "seen"
     hook = user.home / "etc/hooks.d/50-see.sh"
     hook.parent.mkdir(parents=True)
@@ -485,7 +487,7 @@ def address() -> str:
 @pytest.mark.security("G4")
 @pytest.mark.parametrize("target", ["127.0.0.1", "localhost", "0x7f000001", "[::ffff:127.0.0.1]", "0"])
 def test_registry_cannot_redirect_to_this_machine(user: User, address: str, target: str) -> None:
-    """A redirect or a realm points to this machine, whose services may trust the request.
+    """A redirect or a realm points to this machine, whose services may trust local requests. It is refused.
 
     The same holds for a link-local address, such as that of a cloud's metadata service.
     """
@@ -499,7 +501,7 @@ def test_registry_cannot_redirect_to_this_machine(user: User, address: str, targ
             away.answer = lambda request, reply=reply: reply  # type: ignore[misc]
             stderr = user.penroot("digest", away.uri, status=1, env=env).stderr
             assert here.seen == [] and ": this machine or a link-local address" in stderr
-        # A registry on this machine may redirect here, as site registries do.
+        # A registry on this machine may redirect to this machine, as site registries do.
         here.answer = registry_of(image_of())
         with fake(lambda request: Reply(307, {"Location": there + request.path}), bind="127.0.0.2") as near:
             user.penroot("digest", near.uri, env=env)
@@ -652,7 +654,7 @@ def test_web_page_instead_of_an_answer_is_named(user: User, part: str, page: str
 
 
 def test_web_page_does_not_keep_a_stored_image(user: User, stored: Fake) -> None:
-    """A login portal counts as a registry that does not answer."""
+    """A login portal counts as a registry that does not answer: the stored image is used."""
     stored.answer = lambda request: PAGES["html"]
     for words in (("start", stored.uri, "true"), ("create", "-n", "second", stored.uri)):
         stderr = user.penroot(*words).stderr
@@ -716,7 +718,7 @@ def test_web_page_of_a_refusal_is_not_printed(user: User, status: int) -> None:
 
 
 def test_blob_that_looks_like_a_page_is_a_blob(user: User) -> None:
-    """The content type alone does not make a page: file servers know few types."""
+    """An answer is no web page because of its content type alone: file servers know few types."""
     image = images.busybox()
     has = registry_of(image)
 
@@ -759,7 +761,7 @@ def test_platform_of_an_entry_without_one_is_in_its_config(user: User) -> None:
 
 @pytest.mark.security("G7")
 def test_layer_that_is_elsewhere_is_fetched_from_there(user: User) -> None:
-    """A layer with ``urls`` is fetched from them, only by TLS and without a login, and checked against its digest."""
+    """A layer with ``urls`` is fetched from them, only with TLS and without a login, and checked against its digest."""
     image = images.busybox()
     document = json.loads(image.manifest())
     layer = image.layers[0]
@@ -813,7 +815,7 @@ def layout_of(directory: pathlib.Path, image: Image) -> pathlib.Path:
 @pytest.mark.parametrize("name", ["index.json", "config", "layer", "blobs"])
 @pytest.mark.parametrize("absolute", [True, False])
 def test_link_in_a_layout_does_not_lead_out_of_it(user: User, name: str, absolute: bool) -> None:
-    """In another user's layout, index.json or a blob links to a file of the reader."""
+    """In another user's layout, index.json or a blob is a link to a file of the user who reads the layout."""
     image = images.busybox()
     layout = layout_of(user.home / "layout", image)
     path = {

@@ -130,7 +130,7 @@ def test_root_execs_nothing_in_another_users_container(
 
 @pytest.mark.security("U13")
 def test_root_finds_no_container_that_another_user_names(user: User) -> None:
-    """Any user can give a mount any source name, such as that of root's container."""
+    """A user can give a mount any source name, such as the one by which penroot finds root's container."""
     require(os.geteuid() == 0, "only root sees the mounts of others")
     root = User(user.home, 0)
     forge = f"mount -t tmpfs fuse-overlayfs:{root.data}/box/upper /mnt && cd /mnt && mkdir old && pivot_root . old"
@@ -203,7 +203,7 @@ def test_root_inside_lifts_no_mount_of_its_user(user: User, kind: str, way: str)
 
 @pytest.mark.security("C3")
 def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
-    """With ENROOT_ALLOW_SUPERUSER, root can uncover the kernel's files, but only on purpose."""
+    """With ENROOT_ALLOW_SUPERUSER, a sysctl is read-only until root deliberately unmounts /proc/sys."""
     path = "/proc/sys/vm/swappiness"
     script = f"v=$(cat {path}); echo $v > {path} || umount /proc/sys && echo uncovered"
     assert root.start("box", "sh", "-c", script, env={"ENROOT_ALLOW_SUPERUSER": "yes"}) == "uncovered\n"
@@ -211,7 +211,7 @@ def test_a_superusers_container_changes_nothing_by_accident(root: User) -> None:
 
 @pytest.mark.security("C3")
 def test_root_may_mount_a_writable_proc_sys(root: User) -> None:
-    """The caller decides: a requested mount stays."""
+    """A mount on /proc/sys that the caller requests stays writable."""
     script = "v=$(cat /proc/sys/vm/swappiness); echo $v > /proc/sys/vm/swappiness && echo wrote"
     environ = {"ENROOT_ALLOW_SUPERUSER": "yes"}
     assert root.start("-m", "/proc/sys:/proc/sys", "box", "sh", "-c", script, env=environ) == "wrote\n"
@@ -231,7 +231,7 @@ def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
 @pytest.mark.parametrize("unshare", ["", "net", "ipc", "uts"])
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str, unshare: str) -> None:
-    """A step of root's cannot change the kernel either. Each task enters the step's container."""
+    """No task of a step of root's can change the kernel: neither the first task nor one that joins its container."""
     script = """
         v=$(cat /proc/sys/vm/swappiness); (echo $v > /proc/sys/vm/swappiness) 2> /dev/null && echo wrote
         umount /proc/sys 2> /dev/null && echo uncovered

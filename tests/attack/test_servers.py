@@ -1,4 +1,4 @@
-"""Root in a container cannot reach the processes that serve or enter the container: /proc/PID/root and similar.
+"""Root in a container cannot use /proc/PID/root and similar files of processes that serve or enter the container.
 
 A program of the image is root of its user namespace, and passes all checks of ptrace(2) there. A process in that
 namespace with access to the node would give the program that access too.
@@ -54,7 +54,7 @@ def mark(user: User) -> str:
 
 
 def seen_programs(out: str) -> set[str]:
-    """Return the lines of the spy, without those about its own programs: other programs, and the node's mark."""
+    """Return the spy's lines except those about the image's own programs. Outside programs and the mark remain."""
     lines = out.splitlines()
     assert "looking" in lines
     return {line for line in lines if line not in ("looking", "sees /bin/busybox", "sees /bin/spy")}
@@ -111,7 +111,7 @@ def test_root_of_a_bundle_does_not_reach_the_node(user: User, image: pathlib.Pat
 
 @pytest.mark.security("C1")
 def test_root_cannot_use_the_parent_of_its_pid_namespace(user: User, rootfs: pathlib.Path, mark: str) -> None:
-    """With --pid, a process stays outside and waits. A container that mounts the node's /proc sees that process."""
+    """With --pid, a process waits outside the PID namespace. A container that mounts the node's /proc sees it."""
     script = "mount --bind /node /proc && exec spy"
     options = ("--root", "--pid", "--env", "MARK", "--mount", "/proc:/node:none:rbind,x-create=dir")
     assert seen_programs(user.start(*options, "box", "sh", "-c", script, env={"MARK": mark})) == set()

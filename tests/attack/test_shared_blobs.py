@@ -86,7 +86,7 @@ def test_special_files_of_bobs_cost_a_warning(
 def test_directories_that_bob_has_changed(
     user: User, bob: User, blobs: pathlib.Path, registry: Server, what: str, which: str
 ) -> None:
-    """sha256 or tmp is a directory, link, FIFO or file of bob's. Nothing is written behind the link."""
+    """sha256 or tmp is a directory, link, FIFO or file of bob's. Nothing is written through the link."""
     path = blobs / which
     target = user.home / "precious"
     target.mkdir()
@@ -133,7 +133,7 @@ def test_layers_of_a_user_or_a_group_are_read_by_nobody_else(
 
 @pytest.mark.security("U8")
 def test_a_store_that_root_fills_for_all(user: User, blobs: pathlib.Path, registry: Server) -> None:
-    """Starts succeed if root stores images as files, and fail with an error if root stores them as trees."""
+    """Starts succeed if root stores images as squashfs files, and fail if root stores them as unpacked trees."""
     require(shutil.which("squashfuse") or shutil.which("squashfuse_ll"), "squashfuse is not installed")
     image = f"docker://{registry.host}/test/shared:1"
     words = ("start", "--rw", image, "sh", "-c", "cat /number; echo 1 > /etc/new")

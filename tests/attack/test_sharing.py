@@ -112,7 +112,7 @@ def test_server_of_another_file_is_not_joined(
 def test_entry_that_says_nonsense_is_passed_over(
     user: User, image: pathlib.Path, entry: tuple[pathlib.Path, str], text: str
 ) -> None:
-    """A lock that another process holds does not delay a start for long."""
+    """A start ignores the entry, and does not wait long for the lock that another process holds on it."""
     with locked(entry[0], text):
         assert starts_alone(user, image)
     assert user.start(str(image), "echo", "in") == "in\n"

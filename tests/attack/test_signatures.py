@@ -1,4 +1,4 @@
-"""A registry, another user or a record presents images as signed, although they do not meet the site's policy."""
+"""A registry, another user or a record on disk presents images as signed that do not meet the site's policy."""
 
 from __future__ import annotations
 
@@ -183,7 +183,7 @@ def test_registry_spelled_in_another_way(user: User, registry: Server, spelling:
 def test_record_names_another_image_than_the_admitted(
     user: User, registry: Server, key: Path, image: Path, forged: str
 ) -> None:
-    """The record's image or path is admitted, while the start would use another squashfs file or image."""
+    """The policy admits the image or path in a container's record, but the start would use another image."""
     put(registry, "mixed", b"1")
     put(registry, "mixed-evil", b"evil", signed=False)
     policy = user.home / "etc/policy.json"
@@ -209,7 +209,7 @@ def test_record_names_another_image_than_the_admitted(
 
 @pytest.mark.security("S2")
 def test_another_users_store_and_blobs(user: User, bob: User, registry: Server, key: Path) -> None:
-    """Bob passes an image to the victim by his store, and by shared blobs."""
+    """Bob has an unsigned image in his store and in the shared blobs. The victim's starts refuse both."""
     del key
     put(registry, "bobs", b"evil", signed=False)
     image = f"docker://{registry.host}/test/bobs:1"

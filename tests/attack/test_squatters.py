@@ -175,7 +175,7 @@ def test_bundle_refuses_a_directory_that_others_rearrange(user: User, image: pat
 def test_file_of_another_user_gets_no_events(
     user: User, bob: User, scratch: pathlib.Path, rootfs: pathlib.Path, squat: str
 ) -> None:
-    """Bob creates the victim's file in a shared directory first. The start continues with a warning."""
+    """Bob creates the victim's event file in a shared directory first. The start continues with a warning."""
     path, precious = scratch / f"{user.uid}.jsonl", user.home / "precious"
     precious.write_text("precious\n")
     user.own(precious)
@@ -227,6 +227,7 @@ def test_environment_file_of_another_user_is_refused(user: User, scratch: pathli
 
 @pytest.mark.security("H5")
 def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathlib.Path) -> None:
+    """penroot reads the victim's file or fails, and never reads bob's."""
     directory = scratch / "open"
     directory.mkdir()
     directory.chmod(0o777)
@@ -251,7 +252,7 @@ def test_an_environment_file_that_another_user_swaps(user: User, scratch: pathli
 
 @pytest.mark.security("U12")
 def test_lock_on_a_directory_of_logins_holds_no_login(user: User) -> None:
-    """Another user can open ~/.docker, and flock(2) needs no other permission."""
+    """Another user may open and so lock ~/.docker, but penroot login and logout do not wait for that lock."""
     require(os.geteuid() == 0, "only root can act as two users")
     directory = user.home / ".docker"
     directory.mkdir(mode=0o755)

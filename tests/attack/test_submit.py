@@ -28,7 +28,7 @@ def test_all_variables_are_forwarded_and_an_option_still_wins(lab: Lab) -> None:
     variables = {**VARIABLE, "PYXIS_CONTAINER_WORKDIR": "/usr/bin", "PYXIS_CONTAINER_MOUNTS": "/usr:/mnt/of it"}
     show = ("/bin/sh", "-c", "pwd; test -d '/mnt/of it/bin' && echo mounted; env | grep ^SLURM_PYXIS")
     inside = lab.run(["srun", *ON_N1, "--export=NONE", *show], env=variables, check=False).stdout
-    assert inside == "/usr/bin\nmounted\n"  # and no variable that a step inside would take for its own
+    assert inside == "/usr/bin\nmounted\n"  # no SLURM_PYXIS variable is left that an inner step would take for its own
     assert srun(lab, "--export=NONE", "--container-workdir=/usr", "/bin/sh", "-c", "pwd", env=variables) == "/usr\n"
 
 
@@ -81,7 +81,7 @@ def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str)
     if command == "sbatch":
         done = lab.run(["sbatch", "-w", "n1", "long.sh"], check=False)
     else:
-        # Each value fits into one string of an environment or command line, but not with the longer name from Slurm.
+        # Each value fits into an environment or command line by itself, but not with the longer name that Slurm adds.
         almost = LONG[:131_030]
         mounts = f"--container-mounts={almost.rpartition(',')[0]}"
         where = ["-w", "n1", f"--container-image={MINIMAL}", mounts, "true"]

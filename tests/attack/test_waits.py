@@ -114,7 +114,7 @@ def test_a_stopped_helper_holds_no_job_that_is_ended(lab: Lab, how: str) -> None
         lab.run(["scancel", jobs(lab)])
     else:
         let_time_be_over(lab)
-    gone(lab, PROMPT_S + (35 if how == "time limit" else 0))  # slurmctld checks twice a minute
+    gone(lab, PROMPT_S + (35 if how == "time limit" else 0))  # slurmctld checks time limits twice a minute
     step.communicate(timeout=300)
 
 
@@ -217,7 +217,7 @@ def test_a_save_at_a_normal_end_takes_its_time(lab: Lab, soak: bool) -> None:
 
 @pytest.mark.security("R3")
 def test_finisher_is_in_the_cgroup_and_closed_to_users(lab: Lab) -> None:
-    """If the helper is killed, another process saves. Before the fix, it was outside of the step's cgroup."""
+    """If the helper is killed, another process saves. Before the fix, that process was outside the step's cgroup."""
     step = start(lab, *WRITABLE, "--container-save=./waits.sqsh", script="echo up; cat /proc/self/cgroup; read line")
     kill_helper(lab)
     stop_its_save(lab, step)
@@ -245,7 +245,7 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     job = jobs(lab)
     names = [f"pyxis_{job}.{number}" for number in range(1, 9)]
     made = " ".join(f"/run/pyxis/2001/{name}" for name in names)
-    on_node(lab, f"mkdir {made}", "alice")  # a note is a link: the epilog cannot remove a directory
+    on_node(lab, f"mkdir {made}", "alice")  # in place of notes, which are links: the epilog cannot remove directories
     on_node(lab, f"pkill -KILL -f {HELPER}; pkill -KILL slurmstepd; pkill -KILL -u alice")
     lab.run(["scancel", job])
     gone(lab)
@@ -273,7 +273,7 @@ def test_the_epilog_goes_on_after_a_failure(lab: Lab) -> None:
     ],
 )
 def test_options_of_mksquashfs_that_run_programs_are_refused(lab: Lab, options: str) -> None:
-    """ENROOT_SQUASH_OPTIONS could run programs at a time when no job's processes are tracked."""
+    """ENROOT_SQUASH_OPTIONS could run programs when Slurm does not track a job's processes."""
     env = {"ENROOT_SQUASH_OPTIONS": options}
     stderr = refused(lab, IMAGE, "--container-save=./waits.sqsh", "echo", "ran", env=env)
     assert "ENROOT_SQUASH_OPTIONS: -" in stderr and "is not allowed" in stderr

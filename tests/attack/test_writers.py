@@ -50,6 +50,7 @@ def test_second_writer_learns_who_has_the_container(user: User, options: tuple[s
 
 
 def test_a_removed_container_is_not_the_new_one_of_its_name(user: User) -> None:
+    """After rm(1) of a running container, a new container gets the name, and the running one has none."""
     made(user)
     first = start_writer(user)
     user.penroot("remove", "--force", "w", status=1)  # refused while the start runs, unlike rm(1)
@@ -103,7 +104,7 @@ def at_once(lab: Lab, write: str, *options: str) -> list[str]:
 
 @pytest.mark.security("U9")
 def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
-    """Before the fix, one of two nodes failed with "container exists: pyxis_J.0", and a hint to remove that one."""
+    """Before the fix, one of two nodes failed with "container exists: pyxis_J.0", and a hint to remove pyxis_J.0."""
     assert at_once(shared_home, ">", IMAGE) == ["n1", "n2"]
     until(lambda: not entries(shared_home), "the containers are removed")
 

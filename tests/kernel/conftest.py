@@ -19,13 +19,13 @@ from tests.installation import PREFIX as PREFIX
 from tests.installation import require as require
 from tests.kernel.registry import Server, serve
 
-# The UID has no entry in passwd, so the tests need no account. Each run uses other UIDs, in steps of 100:
-# a test may then treat every process of the UID as its own.
+# The UID has no entry in passwd, so the tests need no account. Test runs at the same time use UIDs that differ by at
+# least 100, so a test may treat every process of its UID as its own.
 UID = 3_000_000 + 100 * (os.getpid() % 30_000)
 
 
 def require_penroot() -> None:
-    """Skip the test unless any user can run penroot."""
+    """Skip the test unless every user can run penroot."""
     fix = f"make install PREFIX={PREFIX}" if IS_INSTALLED else "make dev"
     require(glob.glob(f"{LIBRARY}/enroot_py/base/_linux.*so"), f"no penroot in {PREFIX}: {fix}")
     closed = [str(path) for path in (PREFIX, *pathlib.Path(PREFIX).parents) if not os.stat(path).st_mode & 0o001]
@@ -66,7 +66,7 @@ class User:
         prefix: Sequence[str] = (),
         stdin: str | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run a command as this user, and check that its exit status is ``status``. None allows every status."""
+        """Run a command as this user, and check that its exit status is ``status``. If that is None, check nothing."""
         words = [*prefix, *self.command(*command)]
         environ, directory = {**self.environ, **(env or {})}, cwd or self.home
         stdin_options: dict[str, Any] = {"stdin": subprocess.DEVNULL} if stdin is None else {"input": stdin}
@@ -214,7 +214,7 @@ def packed(tmp_path_factory: pytest.TempPathFactory) -> pathlib.Path:
 
 @pytest.fixture
 def image(user: User, rootfs: pathlib.Path, packed: pathlib.Path) -> pathlib.Path:
-    """Return a copy of the squashfs image in the user's home."""
+    """Copy the squashfs image to the user's home, and return its path."""
     path = user.home / "box.sqsh"
     shutil.copy(packed, path)
     user.own(path)
@@ -229,7 +229,7 @@ def registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 def servers(path: pathlib.Path | str) -> dict[int, str]:
-    """Return the name of each FUSE server, by PID, that uses a file at or below ``path``."""
+    """Return PID -> name of each FUSE server that uses a file at or below ``path``."""
     names = {}
     for process in pathlib.Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):  # the process has just ended

@@ -1,12 +1,12 @@
-/* A stand-in for Slurm with one plugin: the symbols and the order of calls of spank(8), without code under test.
+/* A stand-in for Slurm with one plugin. It has the symbols and the order of calls of spank(8), and no code under test.
  *
  * spank_driver CONTEXT TASKS UID [arg=plugstack argument | env=K=V | batch=SCRIPT | pty= | mute= | option name=value]...
  *
- * CONTEXT: srun, sbatch, stepd, or judge, which prints plain.c's result for an srun with these words. stepd must
- * be started by root. It runs TASKS tasks as UID, each of which prints its environment, namespaces and privileges.
+ * CONTEXT: srun, sbatch, stepd, or judge. With judge, the driver prints plain.c's result for an srun with these words.
+ * Only root may use stepd. It runs TASKS tasks as UID, each of which prints its environment, namespaces and privileges.
  * pty=: only the stderr of the last task is shown, and the last task starts when the others have ended.
  * unshare=: a task is in another mount namespace than slurmstepd. hold=FILE: no task starts before FILE exists.
- * mute=: the driver withholds the user's groups. TASKS=0, a launch failure: it reports 1 task and starts none.
+ * mute=: the driver withholds the user's groups. TASKS=0, a failed launch: the driver reports 1 task and starts none.
  */
 #define _GNU_SOURCE
 #include <fcntl.h>
@@ -193,7 +193,7 @@ static int task(int ac, char **av)
 	int directory = open("/", O_RDONLY), file = open("/dev/null", O_RDONLY);
 	int rc = slurm_spank_task_init(NULL, ac, av);
 	if (rc != 0) {
-		/* Slurm's child does this too: the plugin's exit must not finish the step from here. */
+		/* Slurm's child calls this too. In a task, the plugin's function must not finish the step. */
 		slurm_spank_exit(NULL, ac, av);
 		return 1;
 	}

@@ -1,9 +1,10 @@
-"""The Python side of the SPANK plugin's protocol, implemented from the protocol's README without penroot's code.
+"""The Python side of the SPANK plugin's protocol, written from the protocol's README without penroot's code.
 
-The name of the image selects the behaviour: ok, error, step-error, crash, silent, chatter, garbage, huge, log,
-later-resolved, later-unknown, later-silent. Variables of the step change the helper: with NOWHERE=1 it sends no
-namespaces, with HOST=1 the host's mount namespace, and with VANISH=1 it exits after its answer. The peer appends
-every request to the file that the variable JOURNAL names, or PYXIS_JOURNAL at submit.
+The peer plays the helper, the process that sets up a step's container. The name of the image selects its behaviour: ok,
+error, step-error, crash, silent, chatter, garbage, huge, log, later-resolved, later-unknown, later-silent. Variables of
+the step change the behaviour too. With NOWHERE=1, the peer sends no namespaces. With HOST=1, it sends the host's mount
+namespace. With VANISH=1, it exits after its answer. It appends each request to the file $JOURNAL, or $PYXIS_JOURNAL at
+submit.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ NAMES = ("user", "cgroup", "mnt")
 
 
 def descriptors():
-    """Return the open descriptors, except those of this listing and of libffi 3.5, which ctypes loads."""
+    """Return the open descriptors, except the one of this listing and those of libffi 3.5, which ctypes loads."""
     links = {f: f"/proc/self/fd/{f}" for f in sorted(os.listdir("/proc/self/fd"))}
     return [f for f, link in links.items() if os.path.exists(link) and "/libffi." not in os.readlink(link)]
 
@@ -44,7 +45,7 @@ def send(connection, pairs, fds=()):
     payload = "".join(f"{key}\0{value}\0" for key, value in pairs).encode("utf-8", "surrogateescape")
     message = struct.pack("<I", len(payload)) + payload
     sent = socket.send_fds(connection, [message], fds) if fds else connection.send(message)
-    if sent < len(message):  # without this test, an empty send would fail if the task is gone
+    if sent < len(message):  # sending nothing would fail if the task is gone
         connection.sendall(message[sent:])
 
 
@@ -94,7 +95,7 @@ def ok(fds, pairs):
 
 
 def await_task():
-    """Act as a helper that slurmstepd started before the step. The file ``ahead`` selects a defect."""
+    """Act as a helper that slurmstepd started before the first task. The file ``ahead`` selects a defect."""
     with contextlib.suppress(FileNotFoundError), open(f"{sys.argv[2]}/ahead") as f:
         defect = f.read()
         if defect == "gone":
@@ -239,7 +240,7 @@ def linger(task):
     time.sleep(1000)
 
 
-# What a process does instead of finishing, if a user replaced a step's helper by it and root asks it to finish
+# Functions of a process with which a user has replaced a step's helper: they run when root asks it to finish the step.
 HOSTILE = {function.__name__: function for function in (flood, trickle, sleep, give, swell, bequeath, linger)}
 
 

@@ -1,4 +1,4 @@
-"""Containers on hosts with AMD GPUs, Intel GPUs or Gaudis have exactly the planned devices."""
+"""Containers on hosts with AMD GPUs, Intel GPUs or Gaudis have exactly the allocated devices."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ STEP = {"SLURM_STEP_ID": "0", "SLURM_STEP_GPUS": "2,3"}
 
 
 def nodes(user: User, *directories: str, **environ: str) -> list[str]:
-    """Return each device node in a container: its path if only its driver is missing, else the error of its open."""
+    """Open each device node in a container. Return its path if only the driver is missing, or else the error."""
     script = 'find "$@" -type c | sort | while read n; do said=$( (exec 3< $n) 2>&1); case "$said" in '
     script += '""|*"No such device"*|*"Input/output"*) echo $n;; *) echo "$said";; esac; done'
     return user.start("box", "sh", "-c", script, "sh", *directories, env=environ).split("\n")[:-1]
@@ -25,7 +25,7 @@ def nodes(user: User, *directories: str, **environ: str) -> list[str]:
 @pytest.mark.parity("a step has the GPUs that Slurm allocated", "98-accelerators")
 @pytest.mark.parametrize("restricted", ["no", "yes"])
 def test_gpus_of_a_step_on_mi300x(user: User, box: pathlib.Path, restricted: str) -> None:
-    """The other GPUs have no node, neither in the host's /dev nor in a private /dev."""
+    """The container has no node of other GPUs, neither with the host's /dev nor with a private /dev."""
     require_nodes()
     become(user, mi300x(user.home / "amd"))
     allocated = ["/dev/dri/card0", *(f"/dev/dri/{name}" for name in ("card3", "card4", "renderD130", "renderD131"))]

@@ -125,7 +125,7 @@ def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, acl_dire
 
 @pytest.mark.parametrize(("mode", "verdict", "right"), [(0o755, "warn", "read"), (0o775, "bad ", "change")])
 def test_doctor_reports_a_store_with_an_acl(user: User, tmp_path: Path, mode: int, verdict: str, right: str) -> None:
-    """The ACL was set by hand, or an older version let the store inherit it: its users can read or change layers."""
+    """Users named in the ACL can read or change layers. The ACL was set by hand, or inherited in an older version."""
     layers = user.home / "cache/layers"
     layers.mkdir(parents=True)
     user.own(user.home / "cache")

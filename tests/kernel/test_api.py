@@ -35,7 +35,7 @@ def python(user: User, text: str, **options: object) -> str:
 
 
 def processes_of(user: User) -> dict[int, str]:
-    """Return the user's processes, by PID, with their command lines."""
+    """Return PID -> command line of each process of the user."""
     found = {}
     for path in Path("/proc").glob("[0-9]*"):
         try:
@@ -47,7 +47,7 @@ def processes_of(user: User) -> dict[int, str]:
 
 
 def leftovers(user: User) -> list[str]:
-    """Return hidden directories for the changes of containers."""
+    """Return the hidden directories in which penroot keeps the changes of containers."""
     return [name for name in os.listdir(user.data) if name.startswith(".")]
 
 
@@ -386,7 +386,7 @@ def test_rw_disk_keeps_nothing(user: User, rootfs: Path, image: Path) -> None:
 
 @pytest.mark.parity("penroot-init")
 def test_first_process_cannot_be_influenced(user: User, rootfs: Path) -> None:
-    """Programs in the container run as the same user."""
+    """Programs in the container run as the same user as its first process, but cannot trace or kill it."""
     output = python(
         user,
         """
@@ -436,6 +436,7 @@ def test_warnings_go_to_the_log(user: User, rootfs: Path) -> None:
 
 @pytest.mark.parity("enroot_py: the tutorial")
 def test_agent_runs_commands(user: User, rootfs: Path) -> None:
+    """examples/agent.py runs each line of stdin in the container, and prints the results as JSON."""
     program = ROOT / "examples/agent.py"
     done = user.run(
         *("/usr/bin/python3", str(program), "box"),

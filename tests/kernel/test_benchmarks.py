@@ -1,4 +1,4 @@
-"""The benchmarks run without an error. Their results are checked by `make bench`."""
+"""The benchmarks run without an error. `make bench` checks their results."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ from tests.waiting import until
 
 NEEDED = ("sh", "tar", "gzip", "mkdir", "sha256sum")
 WITHOUT_FUSE = ("unshare", "--mount", "sh", "-c", 'mount --bind /dev/null /dev/fuse; exec "$@"', "sh")
-LARGEST_BYTES = 12 << 20  # without the image
+LARGEST_BYTES = 12 << 20  # maximum size of a bundle without its image
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +46,7 @@ def bundle(user: User, image: pathlib.Path, made: pathlib.Path) -> pathlib.Path:
 
 
 def few_tools(user: User) -> str:
-    """Return a PATH with only the programs that a bundle with a checksum needs."""
+    """Return a PATH that has only the programs that a bundle with a checksum needs."""
     tools = user.home / "tools"
     tools.mkdir()
     for name in NEEDED:
@@ -79,7 +79,7 @@ def run(
 
 
 def leftovers(user: User) -> list[str]:
-    """Wait up to 60 s until the watcher has emptied the temporary directory. Return the remaining names."""
+    """Wait up to 60 s until the bundle's watcher process has emptied the directory. Return the remaining names."""
     end = time.monotonic() + 60
     while (remaining := sorted(os.listdir(user.home / "tmp"))) and time.monotonic() < end:
         time.sleep(0.05)
@@ -218,7 +218,7 @@ def test_next_run_removes_files_of_a_killed_watcher(user: User, bundle: pathlib.
     path = few_tools(user)
     with running(user, bundle, path) as process:
         (work,) = os.listdir(user.home / "tmp")
-        # Kill the watcher too, as the end of a job's cgroup does.
+        # Also kill the process that deletes the bundle's files, as the end of a job's cgroup does.
         inside = (process.pid, *children(process.pid))
         everyone = [pid for pid in every_pid() if work in cmdline(pid) or pid in inside]
         for pid in everyone:
@@ -227,7 +227,8 @@ def test_next_run_removes_files_of_a_killed_watcher(user: User, bundle: pathlib.
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         process.wait(timeout=300)
-        until(lambda: not [pid for pid in everyone if alive(pid)], "all have ended")  # the lock is held until then
+        # The processes hold the lock of the directory until they have ended.
+        until(lambda: not [pid for pid in everyone if alive(pid)], "all have ended")
     assert os.listdir(user.home / "tmp") == [work]
     with running(user, bundle, path):
         assert work not in os.listdir(user.home / "tmp")
@@ -377,7 +378,7 @@ def test_bundle_of_another_architecture_says_so(user: User, bundle: pathlib.Path
     machine = os.uname().machine
     other.write_bytes(bundle.read_bytes().replace(f"machine={machine}".encode(), b"machine=s390x", 1))
     other.chmod(0o755)
-    for path in ("/usr/bin:/bin", few_tools(user)):  # with uname, and without
+    for path in ("/usr/bin:/bin", few_tools(user)):  # with and without uname(1)
         stderr = user.run("env", f"PATH={path}", str(other), "true", status=1).stderr
         assert stderr.startswith(f"[ERROR] this bundle is for s390x, but this host is {machine}\n")
 
@@ -397,7 +398,7 @@ def test_bundle_ignores_libraries_of_the_host(user: User, bundle: pathlib.Path) 
 def test_bundle_keeps_descriptors_of_the_caller(user: User, bundle: pathlib.Path) -> None:
     script = f"exec {bundle} sh -c 'cat <&9; ls /proc/self/fd | wc -l' 9<<X\nkept\nX\n"
     kept, count = user.run("sh", "-c", script).stdout.split()
-    assert (kept, int(count)) == ("kept", 5)  # stdio, 9, and the directory that ls lists
+    assert (kept, int(count)) == ("kept", 5)  # stdio, descriptor 9, and the directory that ls lists
 
 
 def test_next_run_cleans_up_after_a_kill_at_any_moment(user: User, bundle: pathlib.Path, rng: random.Random) -> None:
@@ -413,7 +414,7 @@ def test_next_run_cleans_up_after_a_kill_at_any_moment(user: User, bundle: pathl
 
 
 def test_failed_start_leaves_nothing(user: User, bundle: pathlib.Path) -> None:
-    """Some of these starts fail before the container's mounts, others after them."""
+    """Some of these starts fail before penroot mounts the container, and others afterwards."""
     options = (("--mount", "/nowhere:/mnt"), ("--conf", "/nowhere"), ("--rc", "/nowhere"))
     for words, status in (*(((*each, "true"), 1) for each in options), (("/nowhere",), 127)):
         run(user, bundle, *words, status=status)

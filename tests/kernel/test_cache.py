@@ -89,7 +89,7 @@ def test_prune_keeps_images_of_processes_and_containers(user: User, registry: Se
         assert stored(user) == {"0", "1"}, stderr
         children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
         assert any(f"process {pid}\n" in stderr for pid in (process.pid, *children)) and "data/kept" in stderr
-        assert process.communicate("")[0].endswith("0")  # read now, after the prune
+        assert process.communicate("")[0].endswith("0")  # the container reads the file only now, after the prune
     assert user.start("kept", "cat", "/number") == "1"
     user.penroot("cache", "prune")
     assert stored(user) == {"1"}
@@ -106,7 +106,7 @@ def test_one_image_is_pruned_by_name_or_digest(user: User, registry: Server) -> 
     images = {
         image["names"][0]: image["digest"] for image in json.loads(user.penroot("cache", "list", "--json").stdout)
     }
-    first, second = list(images)[:2]  # the last two
+    first, second = list(images)[:2]  # the images of the last two starts
     assert images[first] in user.penroot("cache", "prune", first).stdout
     user.penroot("cache", "prune", images[second].partition(":")[2][:12])
     remaining = {image["digest"] for image in json.loads(user.penroot("cache", "list", "--json").stdout)}
@@ -130,7 +130,7 @@ def test_running_container_whose_record_is_gone_keeps_its_image(user: User, regi
     with running(user, "box") as process:
         user.run(
             "sh", "-c", f"chmod -R u+rwX {user.data}/box; rm -rf {user.data}/box"
-        )  # other tools leave no record either
+        )  # containers that other tools made have no record either
         user.penroot("cache", "prune")
         assert stored(user) == {"3"}
         assert process.communicate("")[0].endswith("3")

@@ -1,4 +1,4 @@
-"""An ordinary user runs create, list, remove and export, and meets the conventions of the command line."""
+"""An ordinary user runs create, list, remove and export. Also: exit statuses, completion and messages of all verbs."""
 
 from __future__ import annotations
 
@@ -46,6 +46,7 @@ def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> Non
     "read-only and closed directories",
 )
 def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> None:
+    """Directories without write or read permission are exported, unpacked and removed."""
     closed = rootfs / "opt/closed"
     (closed / "sub").mkdir(parents=True)
     (closed / "sub/file").write_text("x")
@@ -64,7 +65,7 @@ def test_read_only_directories_come_and_go(user: User, rootfs: pathlib.Path) -> 
 
 
 def test_unreadable_root_is_locked_while_it_is_deleted(user: User, rootfs: pathlib.Path) -> None:
-    """Without the lock, another process would treat the directory as left behind and delete it at the same time."""
+    """Without the lock, another process would take the directory for a leftover, and delete it at the same time."""
     require(shutil.which("strace"), "strace is not installed")
     rootfs.chmod(0o311)
     trace = user.home / "trace"
@@ -99,7 +100,7 @@ def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathli
         assert refused in stderr and f"kill {running.pid}" in stderr
         for verb, image_name in (
             ("create", str(image)),
-            *((verb, "docker://127.0.0.1:1/x") for verb in ("create", "load")),  # before the pull
+            *((verb, "docker://127.0.0.1:1/x") for verb in ("create", "load")),  # refused before the pull
         ):
             assert refused in user.penroot(verb, "-f", "-n", "box", image_name, status=1).stderr
         out, _ = running.communicate("\n", timeout=60)
@@ -368,7 +369,7 @@ def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, imag
     bad = user.home / "bad/box.sqsh"
     bad.parent.mkdir()
     data = bytearray(image.read_bytes())
-    data[1000:200_000] = bytes(199_000)  # unsquashfs finds this damage only after it has begun
+    data[1000:200_000] = bytes(199_000)  # unsquashfs finds this damage after it has begun to unpack
     bad.write_bytes(data)
     user.penroot("create", "--force", str(bad), status=1)
     user.penroot("create", "--force", "--name", "box", "docker://127.0.0.1:1/x", status=1)
@@ -380,7 +381,7 @@ def test_force_keeps_the_old_container_until_there_is_a_new_one(user: User, imag
 
 
 def test_explain_of_an_image_file_ends(user: User, image: pathlib.Path) -> None:
-    # The command has to wait for a child process that is still running.
+    # At its end, the command has to wait for a child process that still runs.
     done = user.run("timeout", "20", f"{PREFIX}/bin/penroot", "start", "--explain", str(image), "true")
     assert "run      true" in done.stdout
 
@@ -391,6 +392,7 @@ def test_a_reader_of_explain_may_leave(user: User, rootfs: pathlib.Path) -> None
 
 
 def test_a_job_may_bring_the_tmpdir_of_another_machine(user: User, rootfs: pathlib.Path) -> None:
+    """A TMPDIR that does not exist on this node does not prevent a start."""
     del user.environ["ENROOT_RUNTIME_PATH"]
     assert user.start("box", "echo", "started", env={"TMPDIR": "/nowhere"}) == "started\n"
 

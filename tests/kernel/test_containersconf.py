@@ -1,4 +1,4 @@
-"""penroot reads registries.conf and certs.d of podman and skopeo. skopeo reads the same files with the same result."""
+"""penroot reads registries.conf and certs.d of podman and skopeo, and finds the same images there as skopeo does."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def registry(registry: Server) -> Server:
 
 @pytest.fixture
 def front(registry: Server) -> Iterator[Faulty]:
-    """Serve the registry without TLS, at an address that penroot does not regard as this machine's."""
+    """Serve the registry without TLS, at an address that penroot regards as another machine's."""
     with faulty(registry.host, bind="0.0.0.0") as server:
         yield server
 
@@ -63,7 +63,7 @@ def context(trust: Path, *, wants_client: bool = False) -> ssl.SSLContext:
 
 
 def skopeo(user: User, image: str, *, prefix: tuple[str, ...] = (), options: tuple[str, ...] = ()) -> str:
-    """Return the digest that skopeo reads, or REFUSED."""
+    """Return the digest of the image that skopeo finds, or REFUSED."""
     require(shutil.which("skopeo"), "skopeo is not installed")
     words = ("skopeo", "--insecure-policy", *options, "inspect", "--raw", f"docker://{image}")
     done = user.run(*words, status=None, prefix=prefix)
@@ -87,13 +87,13 @@ def digest(registry: Server, name: str) -> str:
 
 
 def check(user: User, registry: Server, image: str, name: str) -> None:
-    """Check that penroot and skopeo read the registry's image ``name``. If ``name`` is "", both must fail."""
+    """Check that penroot and skopeo find the registry's image ``name``. If ``name`` is "", both must fail."""
     wanted = digest(registry, name) if name else REFUSED
     assert {"penroot": penroot(user, image), "skopeo": skopeo(user, image)} == {"penroot": wanted, "skopeo": wanted}
 
 
-# Situation -> (the requested image, its name in the registry at HOST, the content of registries.conf).
-# MISSING is a host that does not answer. An empty name: both programs must fail.
+# Situation -> (the requested image, its name in the registry at HOST, the content of registries.conf). If the name is
+# empty, both programs must fail. MISSING is a host that does not answer.
 TABLES = {
     "no table": ("HOST/team/box:1", "", ""),
     "insecure": ("HOST/team/box:1", "team/box", "[[registry]]\nlocation = 'HOST'\ninsecure = true\n"),
@@ -231,7 +231,7 @@ def test_tables_mean_the_same_to_skopeo(user: User, registry: Server, front: Fau
 @pytest.mark.parity("registries.conf of podman and skopeo")
 @pytest.mark.parametrize("pull", ["all", "digest-only", "tag-only"])
 def test_mirror_of_digests_serves_only_these(user: User, registry: Server, front: Faulty, pull: str) -> None:
-    """The image is only in the mirror, so only the mirror can serve its digest."""
+    """Only the mirror has the image. A pull of its digest succeeds if pull-from-mirror allows digests."""
     mirrored = digest(registry, "hub/team/box")
     text = f"[[registry]]\nlocation = '{front.host}'\ninsecure = true\n[[registry.mirror]]\n"
     text += f"location = '{front.host}/hub'\ninsecure = true\npull-from-mirror = '{pull}'\n"
@@ -245,7 +245,7 @@ def test_mirror_of_digests_serves_only_these(user: User, registry: Server, front
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
 def test_drop_ins_replace_tables_in_order(user: User, registry: Server, front: Faulty) -> None:
-    """Drop-ins are in /etc/containers and at home. The user's own file replaces drop-ins, as in skopeo."""
+    """Drop-in files are in /etc/containers and at home. The user's registries.conf replaces them, as in skopeo."""
     require(os.geteuid() == 0, "only root can put files in /etc/containers")
     etc = user.home / "containers"
 
@@ -358,7 +358,7 @@ def test_our_line_replaces_tables_and_info_names_it(user: User, registry: Server
 
 @pytest.mark.parity("registries.conf of podman and skopeo")
 def test_prefix_with_a_tag_is_for_that_tag(user: User, registry: Server, front: Faulty) -> None:
-    """penroot follows the man page. skopeo 1.18 compares names without tags, so the table has no effect there."""
+    """penroot follows the man page. skopeo 1.18 compares names without tags, so it ignores the table."""
     table = f"[[registry]]\nprefix = 'reg.test/team/box:1'\nlocation = '{front.host}/hub/team/box:1'\ninsecure = true\n"
     user.write(f"{OWN}/registries.conf", table)
     assert penroot(user, "reg.test/team/box:1") == digest(registry, "hub/team/box")

@@ -15,7 +15,7 @@ from tests.waiting import until
 
 
 def squash(user: User, name: str, **files: str) -> pathlib.Path:
-    """Make a squashfs file that contains ``files``. Within it, all files belong to another user."""
+    """Make a squashfs file of ``files``, in which all files belong to another user."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
     tree, path = user.home / f"{name}.tree", user.home / name
     tree.mkdir()
@@ -35,7 +35,7 @@ def data(user: User) -> pathlib.Path:
 
 @pytest.mark.parity("the examples of docs/howto/mount-data.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path) -> None:
-    """The test replaces the example's image and command. tests/slurm/test_mounts.py has the examples for Slurm."""
+    """The test replaces the example's image and command. tests/slurm/test_mounts.py runs the examples for Slurm."""
     text = (pathlib.Path(__file__).parents[2] / "docs/howto/mount-data.md").read_text()
     (example,) = re.findall(r"```console\n(\$ mksquashfs [^`]*)```", text)
     make, _, start = (line.removeprefix("$ ") for line in example.strip().splitlines())
@@ -89,6 +89,7 @@ def test_several_files_and_one_twice(user: User, rootfs: pathlib.Path, data: pat
 def test_beside_the_server_of_an_image(
     user: User, image: pathlib.Path, data: pathlib.Path, options: tuple[str, ...]
 ) -> None:
+    """The image is a squashfs file too, so the container has two FUSE servers."""
     assert user.start(*options, "--mount", f"{data}:/data:sqsh", str(image), "cat", "/data/file") == "of data\n"
 
 
@@ -166,6 +167,7 @@ def test_file_mounted_on_a_directory_hints_at_sqsh(user: User, rootfs: pathlib.P
 
 
 def test_a_configuration_script_comes_too_late(user: User, rootfs: pathlib.Path, data: pathlib.Path) -> None:
+    """mounts() of a configuration script runs when the container exists already, and cannot add data to it."""
     script = user.write("conf", f"mounts() {{ echo {data} /data sqsh; }}\n")
     stderr = user.penroot("start", "--conf", str(script), "box", "true", status=1).stderr
     assert f"cannot mount {data} on /data: the container exists already" in stderr

@@ -31,9 +31,9 @@ container.execute(tuple(sys.argv[3:]))
 
 
 def opened(user: User, *command: str) -> dict[str, str]:
-    """Run a command with these descriptors: 5 a file, 6 a pipe, 7 a directory, 8 an O_PATH one, 9 a namespace.
+    """Run a command with descriptors: 5 is a file, 6 a pipe, 7 a directory, 8 opened with O_PATH, 9 a namespace.
 
-    Return the target of each descriptor that the container's program reports, or "closed".
+    Return number -> target of these descriptors in the container's program, or "closed" as the target.
     """
     (user.home / "directory").mkdir(exist_ok=True)
     user.own(user.home / "directory")
@@ -58,7 +58,7 @@ def start(*options: str) -> tuple[str, ...]:
 
 
 def library(directories: str) -> tuple[str, ...]:
-    """Return a command that starts a shell through the library. Each digit of ``directories`` is a directory there."""
+    """Return a command that starts a shell through the library. With "01", descriptors 0 and 1 are directories."""
     return "/usr/bin/python3", "-IS", "-c", PROGRAM, LIBRARY, directories, "sh", "-c"
 
 
@@ -81,7 +81,7 @@ def test_directories_and_namespaces_close_and_files_stay(user: User, rootfs: pat
 
 @pytest.mark.security("C7")
 def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path) -> None:
-    """Reading from the replacement and writing to it fail, as they do with the directory."""
+    """Reading and writing fail on the new descriptors, as on the directory."""
     targets = opened(user, *library("012"), SHOW)
     assert all(targets[number].endswith("/null") for number in "012")
     opened(user, *library("01"), "{ cat; echo out; } 2>&5; true")
@@ -91,7 +91,7 @@ def test_stdio_that_is_a_directory_is_replaced(user: User, rootfs: pathlib.Path)
 @pytest.mark.parity("ENROOT_CLOSE_DESCRIPTORS")
 @pytest.mark.parametrize("options", [(), ("--root",), ("--pid",)], ids="".join)
 def test_setting_closes_all_but_stdio(user: User, rootfs: pathlib.Path, options: tuple[str, ...]) -> None:
-    """A variable that names a closed descriptor is removed too."""
+    """Variables that name closed descriptors, such as LISTEN_FDS, are removed too."""
     script = "ls /proc/self/fd; echo ${LISTEN_FDS-unset}${LISTEN_PID-unset}${LISTEN_FDNAMES-unset}"
     command = ("start", *options, "-e", "LISTEN_FDS", "-e", "LISTEN_PID=1", "-e", "LISTEN_FDNAMES=a", "box", "sh", "-c")
     listening = {"LISTEN_FDS": "2"}

@@ -144,13 +144,13 @@ def test_killed_monitor_ends_its_container(user: User, options: tuple[str, ...])
     os.kill(monitor, signal.SIGKILL)
     until(lambda: not processes(user), "the container has ended")
     assert user.penroot("wait", "job").stdout == "137\n"
-    detach(user, "box", "sleep", "600")  # the name is free
+    detach(user, "box", "sleep", "600")  # the name is free again
     user.penroot("stop", "job")
 
 
 @pytest.mark.parity("start --detach, -d: a killed client")
 def test_killed_client_leaves_a_container_or_nothing(user: User, soak: bool) -> None:
-    """The client is killed at different moments. Then either the container is listed, or no process is left."""
+    """The client is killed at different moments. Afterwards, the container is listed, or no process is left."""
 
     def is_gone() -> bool:
         if listed(user, "job").get("processes"):
@@ -186,7 +186,7 @@ def test_program_that_ignores_signals_is_killed(user: User) -> None:
 
 
 def test_first_process_without_a_handler_is_killed_at_once(user: User) -> None:
-    """The kernel drops other signals for process 1 of a PID namespace."""
+    """The kernel drops other signals for process 1 of a PID namespace if it has no handler, so stop sends SIGKILL."""
     detach(user, "--pid", "box", "sleep", "600")
     assert "in time" not in user.penroot("stop", "--timeout", "600", "job").stderr
     assert user.penroot("wait", "job").stdout == "137\n"

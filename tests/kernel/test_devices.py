@@ -1,4 +1,4 @@
-"""Containers on a fake DGX have exactly the planned devices and files, and these work."""
+"""Containers on a fake DGX have exactly the selected devices and the driver's files, and these work."""
 
 from __future__ import annotations
 
@@ -72,7 +72,7 @@ Lines = set[tuple[str, str]]
 
 
 def explained(user: User, **environ: str) -> Lines:
-    """Return kind and path of each device, file, link and cover in ``start --explain``."""
+    """Return kind and path of each device, file, link and covered directory in the output of ``start --explain``."""
     done = user.penroot("start", "--explain", "box", env=environ)
     words = [line.split() for line in (done.stdout + done.stderr).splitlines()]
     return {(line[0], line[1]) for line in words if line[:1] and line[0] in ("device", "file", "link", "cover")}
@@ -125,7 +125,7 @@ def nodes(*names: str) -> Lines:
 
 
 def of_specification(libraries: str) -> Lines:
-    """Return the lines that a fake host's CDI specification adds for every device."""
+    """Return the lines that the CDI specification of a fake host adds, whichever devices are selected."""
     sonames = {"libcuda": "libcuda.so.1", "libnvidia-ml": "libnvidia-ml.so.1", "libnvcuvid": "libnvcuvid.so.1"}
     return {
         *nodes(*MAIN, "nvidia-modeset"),
@@ -144,7 +144,7 @@ def mig_nodes(index: int, number: int) -> set[str]:
 
 
 def of_dgx() -> dict[str, tuple[set[str], set[str]]]:
-    """Return the nodes of each selection: nodes that are always added, and nodes added only without a specification."""
+    """Return selection -> (nodes that are always added, nodes that are added only without a CDI specification)."""
     return {
         "all": ({f"nvidia{minor}" for minor in MINORS} | CAPS, SWITCHES),
         "0,3": ({"nvidia2", "nvidia1"}, set()),
@@ -235,7 +235,7 @@ def test_container_has_exactly_the_explained_hcas(user: User, dgx: FakeHost, box
 
 
 def test_all_of_infiniband_for_the_superuser(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """With ENROOT_ALLOW_SUPERUSER, a container of the host's root has the devices that manage the fabric."""
+    """With ENROOT_ALLOW_SUPERUSER, a container of the host's root also has the devices that manage the fabric."""
     subprocess.run(["chown", "-hR", "0:0", user.home], check=True)  # root rejects settings of other users
     environ = {
         **user.environ,
@@ -298,7 +298,7 @@ def test_driver_files_are_read_only(user: User, dgx: FakeHost, box: pathlib.Path
 
 
 def test_others_are_hidden_in_the_hosts_dev(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """A hidden node cannot be opened. The open of a selected node reaches the kernel, which lacks the driver here."""
+    """A hidden node cannot be opened. A selected node can, but open(2) fails because this machine has no driver."""
     environ = {"NVIDIA_VISIBLE_DEVICES": "0,3", "MELLANOX_VISIBLE_DEVICES": "mlx5_1"}
     nodes = [f"nvidia{minor}" for minor in sorted(MINORS)] + [f"infiniband/uverbs{n}" for n in range(10)]
     for options in ((), ("--root",)):
@@ -356,7 +356,7 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
     out = user.start(*options, "box", "sh", "-c", "ls /dev; loader libcuda.so.1; echo $FROM_CDI", env=environ)
     assert {"nvidia1", "nvidiactl", "kfd", "loaded", "yes"} <= set(out.split())
     assert not {"nvidia0", "nvidia2"} & set(out.split())
-    # The image's "all" does not add GPUs.
+    # NVIDIA_VISIBLE_DEVICES=all of the image adds no GPUs.
     (box / "etc/environment").write_text("NVIDIA_VISIBLE_DEVICES=all\n")
     out = user.start(*options, "box", "sh", "-c", "ls /dev", env=environ)
     assert [name for name in out.split() if name[6:].isdecimal()] == ["nvidia1"]
@@ -367,7 +367,10 @@ def test_devices_by_option(user: User, dgx: FakeHost, box: pathlib.Path) -> None
 
 @pytest.mark.parametrize("root", ["y", "n"])
 def test_a_specification_is_parsed_once(user: User, dgx: FakeHost, box: pathlib.Path, root: str) -> None:
-    """penroot checks the cache's owner within the container's user namespace, where all owners look alike."""
+    """penroot keeps the parsed specification in a cache, and ignores the cache if others can write it.
+
+    penroot checks the cache's owner within the container's user namespace, where all owners look alike.
+    """
     dgx.cdi()
     environ = {"ENROOT_RESTRICT_DEV": "y", "ENROOT_REMAP_ROOT": root, "NVIDIA_VISIBLE_DEVICES": "0"}
     cache = user.home / "cache/cdi"
@@ -384,7 +387,7 @@ def test_a_specification_is_parsed_once(user: User, dgx: FakeHost, box: pathlib.
 
 
 def test_tmpfs_of_a_specification_is_made(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
-    """penroot creates the mount point, which the image lacks."""
+    """The image has no mount point for the tmpfs, so penroot creates the mount point."""
     edits = {"mounts": [{"hostPath": "tmpfs", "containerPath": "/mnt/scratch", "type": "tmpfs"}]}
     spec = {"cdiVersion": "0.6.0", "kind": "acme.com/x", "devices": [{"name": "a", "containerEdits": edits}]}
     dgx.file("/run/cdi/acme.json", json.dumps(spec))
@@ -464,9 +467,9 @@ NOT_WITHOUT = {"dev/nvidiactl", *(f"dev/nvidia{minor}" for minor in MINORS)}
 
 
 def parts(host: FakeHost) -> list[str]:
-    """Return paths on a host that a start can do without: files and directories."""
+    """Return the files and directories of a host without which a start still works."""
     paths = [path for path in sorted(host.root.rglob("*")) if "sys/devices" not in str(path)]
-    # With "all", one of several GPUs may be missing.
+    # With "all", a start works without one of several GPUs, so the result contains the first GPU.
     kept = NOT_WITHOUT - {f"dev/nvidia{MINORS[0]}"} | {
         "proc",
         "proc/driver",
@@ -527,7 +530,7 @@ def test_missing_required_device_is_named(user: User, dgx: FakeHost, box: pathli
     for name in sorted(NOT_WITHOUT):
         path, away = dgx.root / name, dgx.root / "away"
         number = name.removeprefix("dev/nvidia")
-        # Without a specification, "all" selects only GPUs that have a node, so name the GPU.
+        # Without a CDI specification, "all" selects only GPUs that have a node, so select the GPU by UUID.
         needs_uuid = number.isdecimal() and not specification
         environ["NVIDIA_VISIBLE_DEVICES"] = uuid(MINORS.index(int(number))) if needs_uuid else "all"
         os.rename(path, away)
@@ -546,7 +549,7 @@ def test_gpudirect_devices_work(user: User, dgx: FakeHost, box: pathlib.Path, re
     environ = {"NVIDIA_VISIBLE_DEVICES": "0", "ENROOT_RESTRICT_DEV": restricted}
     script = f'for n in {" ".join(DIRECTLY)}; do echo "$n" $(head -c0 /dev/$n 2>&1); done; cat /etc/cufile.json'
     lines = user.start("box", "sh", "-c", script, env=environ).splitlines()
-    # The open of the node reaches the kernel, which lacks the driver here.
+    # The nodes can be opened, but open(2) fails because this machine has no driver.
     assert {line.split()[0] for line in lines if "No such device" in line} == set(DIRECTLY)
     assert lines[-1] == "{}"
     script = f"cd /dev; ls {' '.join(DIRECTLY)} 2>/dev/null; true"
@@ -581,7 +584,7 @@ int main(int argc, char **argv)
 
 @pytest.mark.parametrize("restricted", ["yes", "no"])
 def test_ranks_read_each_others_memory(user: User, box: pathlib.Path, restricted: str) -> None:
-    """Cross-memory attach works. MPI uses it between the ranks of a node."""
+    """Cross-memory attach, process_vm_readv(2), works. MPI uses it between the ranks of a node."""
     require(shutil.which("gcc"), "gcc is not installed")
     source = box / "peer.c"
     source.write_text(READ_FROM_PEER)
@@ -683,7 +686,7 @@ def test_gpus_of_other_vendors(user: User, box: pathlib.Path, devices: tuple[str
     assert {line.split()[1] for line in stdout.splitlines() if line.startswith("device ")} == {
         f"/dev/{name}" for name in expected
     }
-    # A step selects the devices by variable, with the same result.
+    # A step selects the devices by ENROOT_DEVICES, with the same result.
     if devices:
         environ["ENROOT_DEVICES"] = ",".join(devices)
         assert user.start("box", "sh", "-c", script, env=environ).splitlines()[:-1] == nodes

@@ -1,4 +1,4 @@
-"""Run the lines of tests/parity/lines and compare penroot's results with enroot's recorded ones.
+"""Run the command lines in tests/parity/lines, and compare penroot's results with the recorded results of enroot.
 
 Each difference must have its reason in reference/enroot.md.
 """
@@ -18,7 +18,7 @@ from tests.parity.differential import Transcript, documented, outcomes, registry
 
 @pytest.fixture(scope="module")
 def results() -> Iterator[dict[str, Future[list[str]]]]:
-    """Run the lines of all files in parallel. Each test waits only for its file, so it has its own time limit."""
+    """Run the files in parallel. Each test waits only for the result of its file, so the time limit is for one file."""
     require(shutil.which("mksquashfs") and shutil.which("squashfuse"), "squashfs-tools, squashfuse are not installed")
     with registry() as host, ThreadPoolExecutor(os.cpu_count()) as pool:
         yield {transcript.path.stem: pool.submit(outcomes, transcript, None, host) for transcript in transcripts()}

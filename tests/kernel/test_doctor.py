@@ -1,4 +1,4 @@
-"""penroot doctor reports no bad finding on a working machine. It names each missing program with a fix."""
+"""penroot doctor reports no problem on a working machine. Elsewhere, it names each problem and its fix."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_closed_directories_are_reported(user: User) -> None:
 
 
 def test_runtime_directory_of_another_user(user: User, rootfs: pathlib.Path) -> None:
-    """su(1), for example, keeps XDG_RUNTIME_DIR of the first user."""
+    """After su(1), for example, XDG_RUNTIME_DIR still names the first user's directory."""
     require(os.geteuid() == 0, "only root can give a directory to another user")
     theirs = user.home / "theirs"
     theirs.mkdir(mode=0o755)
@@ -204,7 +204,7 @@ def test_nothing_of_root_reaches_the_user(
     assert ids == f"{user.uid} {user.uid} {user.uid} / ?"
     assert (
         capabilities.split()[0] == "0" * 16 and len(capabilities.split()) == 2
-    )  # the second value is the bounding set
+    )  # all sets are empty except the bounding set
     assert str(secret) not in descriptors.split()
     assert environ == f"unset {user.home}"
 

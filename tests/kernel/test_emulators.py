@@ -23,14 +23,14 @@ MOUNT = "mount -t binfmt_misc binfmt_misc /proc/sys/fs/binfmt_misc"
 NUMBERS = {"x86_64": 62, "aarch64": 183}
 HERE = os.uname().machine
 OTHER = "aarch64" if HERE == "x86_64" else "x86_64"
-# Register an interpreter for OTHER. The tests use busybox, which runs the applet that has the program's name.
+# Register an interpreter for programs of OTHER. The tests register busybox, which runs the applet named as the program.
 EMULATOR = f"echo ':test:M:18:\\x{NUMBERS.get(OTHER, 0):02x}\\x00::{{}}:{{}}' > /proc/sys/fs/binfmt_misc/register"
 WHY = f"it is for {OTHER}, and this node is {HERE}: use an image for {HERE}, or register an emulator in binfmt_misc"
 
 
 @pytest.fixture
 def foreign(user: User, rootfs: Path) -> Path:
-    """Return a container for another machine type: its busybox names OTHER in the ELF header."""
+    """Return a container whose busybox has an ELF header of the machine type OTHER."""
     require(HERE in NUMBERS, f"the test does not know an ELF machine number for {HERE}")
     done = subprocess.run([*PRIVATE, MOUNT], capture_output=True, text=True)
     if done.returncode != 0:
@@ -58,6 +58,7 @@ def test_start_of_another_machines_image_uses_an_emulator(user: User, foreign: P
 
 
 def test_emulator_without_flag_f_is_not_in_the_container(user: User, foreign: Path) -> None:
+    """Without the flag F of binfmt_misc, the kernel looks up the emulator in the container. The error says so."""
     register = EMULATOR.format(user.home / "busybox", "")
     done = user.run(*PRIVATE, f"{MOUNT}; {register}; penroot start box sh -c true", status=127)
     assert f"{WHY} with the flag F" in done.stderr

@@ -1,4 +1,4 @@
-"""An ordinary user runs ``penroot start`` with environment files, and ``penroot env``."""
+"""An ordinary user runs ``penroot start`` with environment files (TOML files for a container), and ``penroot env``."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.kernel.conftest import User, squashed
 
 
 class Files:
-    """A user, the user's environment files in ~/.edf, and ``image``, a squashfs file."""
+    """A user with environment files in ~/.edf, and with a squashfs file ``image``."""
 
     def __init__(self, user: User, image: pathlib.Path) -> None:
         self.user = user
@@ -67,7 +67,7 @@ def test_without_its_entrypoint_and_writable(files: Files) -> None:
     text = "entrypoint = false\nwritable = false\n"
     out = files.start(text, "sh", "-c", "echo ${BY-none}; pwd; touch /made 2> /dev/null || echo read-only")
     assert out == "none\n/opt/work\nread-only\n"
-    assert files.start(text) == "/opt/work\n"  # only the image's command
+    assert files.start(text) == "/opt/work\n"  # printed by the image's command; the entrypoint does not run
     assert files.start("", "sh", "-c", "echo ${BY-none}") == "none\n"
     assert files.start("") == "/opt/work\n"
 

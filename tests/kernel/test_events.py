@@ -1,4 +1,4 @@
-"""Records and metrics of an ordinary user's pulls, creations and starts."""
+"""With ENROOT_EVENTS, penroot records a user's pulls, creations and starts. `penroot cache metrics` sums them up."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ LONG_NUMBERS += "1e400 true -1 1e999999".split()
 
 @pytest.mark.parametrize("number", LONG_NUMBERS, ids=range(len(LONG_NUMBERS)))
 def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path, number: str) -> None:
-    """Such a line once made every later call fail."""
+    """A record with a huge or impossible number once made every later call of ``cache metrics`` fail."""
     record = (
         '{{"event": "pull", "result": "ok", "cache": "hit", "seconds": {0}, "bytes": {0}, "phases": {{"fetch": {0}}}}}'
     )
@@ -153,7 +153,7 @@ def test_number_without_measure_breaks_no_metrics(user: User, file: pathlib.Path
 
 
 def records_bytes(file: pathlib.Path) -> int:
-    """Return the bytes fetched, from the first record, which is the only pull with a transfer."""
+    """Return the number of fetched bytes in the first record, which is the only pull with a transfer."""
     return int(json.loads(file.read_text().splitlines()[0])["bytes"])
 
 
@@ -174,7 +174,7 @@ def test_metrics_are_in_prometheus_format(user: User, rootfs: pathlib.Path, file
 
 @pytest.mark.parity("the examples of docs/reference/events.md")
 def test_the_examples_of_the_documentation(user: User, rootfs: pathlib.Path, file: pathlib.Path) -> None:
-    """The documentation's record has the keys of real records. Its command writes metrics."""
+    """The record in the documentation has the keys of real records. The documented command writes metrics."""
     text = (pathlib.Path(__file__).parents[2] / "docs/reference/events.md").read_text()
     (example,) = re.findall(r"```json\n(.*?)```", text, re.S)
     (command,) = re.findall(r"```console\n\$ (.*)\n```", text)

@@ -1,4 +1,4 @@
-"""``penroot exec`` and ``cp``: their options, the end of the client, and files that the container controls."""
+"""``penroot exec`` and ``cp``: options, what a killed client leaves, and copies of files that a container controls."""
 
 from __future__ import annotations
 
@@ -175,9 +175,9 @@ def test_copy_into_a_read_only_container_says_so(user: User, rootfs: pathlib.Pat
 
 @pytest.mark.security("I13")
 def test_links_of_a_container_lead_nowhere_else(job: User) -> None:
-    """The container has absolute links, links with ``..``, links through /proc, and links in place of files.
+    """``cp`` follows no link of the container to a file of the host: absolute, with ``..``, or through /proc.
 
-    A copy follows none of them, and no link that an earlier copy left on the host.
+    Nor does it follow a link that an earlier copy left on the host.
     """
     outside = job.write("outside/secret", "kept").parent
     job.write("bad", "written")
@@ -194,7 +194,7 @@ def test_links_of_a_container_lead_nowhere_else(job: User) -> None:
     assert not (job.data / "box/opt/target").is_symlink()
     job.penroot("cp", "job:/opt/tree", "out")
     assert (job.home / "out/sub").readlink() == outside  # the link is copied as a link
-    # The next copy has a directory and a file where the first had links.
+    # In the container, a directory and a file replace the links that have been copied.
     job.penroot(
         "exec", "job", "sh", "-c", "cd /opt/tree; rm sub secret; mkdir sub; echo bad > sub/secret; echo new > secret"
     )
@@ -232,7 +232,7 @@ def test_files_that_change_during_a_copy_stay_inside(job: User, soak: bool) -> N
 
 @pytest.mark.parity("exec: if exec is killed")
 def test_exec_reads_no_proc_of_other_processes(job: User) -> None:
-    """The start recorded the process of the container, so exec does not search /proc for it."""
+    """The start has recorded the PID of the container's process, so exec does not search /proc for that process."""
     pid = program(job)
     trace = job.home / "trace"
     for target in ("job", "box"):

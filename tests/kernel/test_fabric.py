@@ -1,4 +1,4 @@
-"""Containers get libfabric, UCX and the NCCL plugin of the host: of Debian, or of a fake host."""
+"""Containers get libfabric, UCX and the NCCL plugin from the host, which is this Debian or a fake host."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def info(box: pathlib.Path) -> pathlib.Path:
 
 @pytest.fixture
 def newer(user: User) -> pathlib.Path:
-    """Return the container ``newer``: glibc of the next Debian release, libfabric and its programs of an older one."""
+    """Return the container ``newer``, with glibc of the next Debian release, and libfabric of an older release."""
     root = user.data / "newer"
     busybox_rootfs(root)
     releases.unpack(root, releases.newer(), "libc6")
@@ -46,7 +46,7 @@ def newer(user: User) -> pathlib.Path:
 
 @pytest.fixture
 def older(user: User) -> pathlib.Path:
-    """Return the container ``older``: a Debian release whose glibc is too old for the host's libfabric."""
+    """Return the container ``older``, of a Debian release whose glibc is too old for the host's libfabric."""
     root = user.data / "older"
     busybox_rootfs(root)
     releases.unpack(root, "bullseye", "libc6", "libfabric1", "libfabric-bin")
@@ -60,7 +60,7 @@ def owned(user: User, root: pathlib.Path) -> pathlib.Path:
 
 
 def annotated(user: User, *lines: str) -> list[str]:
-    """Return options for an environment file with these annotations, for the container ``box``."""
+    """Return the options that start a container with an environment file that has these annotations."""
     file = user.home / "it.toml"
     file.write_text("writable = false\n[annotations]\n" + "".join(f"{line}\n" for line in lines))
     return ["--environment", str(file)]
@@ -78,7 +78,7 @@ def test_debians_libfabric_where_the_image_has_none(user: User, info: pathlib.Pa
 
 @pytest.mark.parity("99-fabric")
 def test_an_image_in_a_file(user: User, info: pathlib.Path) -> None:
-    """The image's FUSE server runs in a user namespace, in which the owners of the host's files are not visible."""
+    """penroot checks the owners of the host's files before it enters a user namespace for the image's FUSE server."""
     path = squashed(user, info)
     assert "provider: tcp" in user.start(str(path), "fi_info", "-p", "tcp", env=REAL)
     assert "provider: tcp" in user.start("--root", str(path), "fi_info", "-p", "tcp", env=REAL)
@@ -135,7 +135,7 @@ def test_library_that_another_user_owns_is_not_added(user: User, info: pathlib.P
 
 @pytest.mark.parity("the host's libfabric replaces an older one")
 def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.Path) -> None:
-    """The image's libfabric lacks a library. With the host's, both ends of a connection run."""
+    """The image's libfabric needs a missing library. With the host's libfabric, two programs connect."""
     done = user.penroot("start", "newer", "fi_info", "--version", status=127)
     assert "librdmacm.so.1: cannot open shared object file" in done.stderr
     out = user.start("newer", "fi_info", "--version", env=REAL)
@@ -156,7 +156,7 @@ def test_newer_library_replaces_one_of_an_old_image(user: User, newer: pathlib.P
 
 
 def test_debians_ucx_with_its_modules(user: User, newer: pathlib.Path) -> None:
-    """The host's UCX modules cover the module directory of the image, which is of another release."""
+    """The host's UCX modules are mounted over the image's module directory, which is of another release."""
     require(os.path.exists(f"{LIB}/libucp.so.0") and shutil.which("gcc"), "libucx0 or gcc is not installed")
     (newer / LIB[1:] / "ucx").mkdir(parents=True)
     (newer / LIB[1:] / "ucx/libuct_old.so.0").touch()
@@ -202,7 +202,7 @@ def test_cray_libfabric_with_its_provider(user: User, box: pathlib.Path) -> None
 
 @pytest.mark.parity("ENROOT_FABRIC_PATH", "the examples of docs/howto/fabric.md")
 def test_the_settings_of_the_documentation(user: User, box: pathlib.Path) -> None:
-    """The site's setting adds the plugin without a variant. An annotation selects a variant."""
+    """The site's setting adds the NCCL plugin without a variant. An annotation selects a variant."""
     require_nodes()
     host = become(user, slingshot(user.home / "cray"))
     for directory in ("/opt/site/ofi-nccl", "/opt/site/ofi-nccl/cuda12"):
@@ -274,7 +274,7 @@ def test_preflight_names_devices_and_providers(user: User, box: pathlib.Path) ->
 
 @pytest.mark.parity("fabric --environment")
 def test_preflight_of_mpi_and_nccl(user: User, box: pathlib.Path) -> None:
-    """penroot fabric shows MPI's transports and NCCL's plugin. It respects the variables of the image."""
+    """penroot fabric shows MPI's transports and NCCL's plugin, as the image's variables select them."""
     require_nodes()
     become(user, efa(user.home / "efa"))
     assert "mpi        none in the loader's directories" in user.penroot("fabric", "box").stdout

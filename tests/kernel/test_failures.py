@@ -16,8 +16,8 @@ import pytest
 from tests.kernel.conftest import PREFIX, UID, User, box, ordinary_user, require, small_filesystem, squashed
 
 HOOK = "hook"
-# Kind -> name -> (a shell script in which $P is penroot, a part of the message). The script runs in the user's home,
-# with the container box, the image box.sqsh and the files that PREPARED creates.
+# Kind -> name -> (a shell script in which $P is penroot, a part of the expected message). The script runs in the user's
+# home. There are the container box, the image box.sqsh and the files that PREPARED creates.
 FAILURES: dict[str, dict[str, tuple[str, str]]] = {
     "usage": {
         "no target": ("$P start", "start needs"),
@@ -180,7 +180,7 @@ def assert_in_words(err: str, *, kind: str = "") -> None:
     lines = [line for line in err.splitlines() if line and not line.startswith("[INFO]")]
     assert lines, "there is no message"
     assert not re.search(r"Traceback|  File \"|a bug in|\[Errno|<class|object at 0x", err), err
-    # An error in a site's Python hook may name the file and the exception: they help the hook's author.
+    # An error in a site's Python hook may name the file and the exception, because they help the hook's author.
     message = re.sub(r"/\S*/hooks\.d/\S*\.py(:\d+ failed: \w+:)?", "", err) if kind == HOOK else err
     assert not re.search(r"\.py\b|\b[A-Z]\w*(Error|Exception|Exit)\b", message), err
 

@@ -1,4 +1,4 @@
-"""penroot works if the folder of any one feature is missing."""
+"""penroot works if the folder of an optional feature is missing, for each feature alone."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from tests.installation import copy_tree
 from tests.kernel.conftest import User
 
 ROOT = Path(__file__).parents[2]
-# Unit tests that use no feature: test_environ.py, test_hooks.py, …
+# Names of unit tests that use no feature: tests/unit/test_environ.py and so on
 CORE = "environ hooks options plugin_settings settings start submit yaml"
 
 

@@ -99,7 +99,7 @@ def test_image_of_enroot_starts(user: User, enroots: pathlib.Path) -> None:
 def test_create_makes_the_same_container_as_enroot(user: User, enroots: pathlib.Path) -> None:
     user.penroot("create", "-n", "made", str(enroots))
     check_what_runs(user, "made")
-    # Like enroot, use only unsquashfs -user-xattrs.
+    # As in enroot, unsquashfs runs with -user-xattrs.
     assert os.getxattr(user.data / "made/entry.sh", "user.note") == b"kept"
     assert os.listdir(user.data) == ["made"]
     expected = unpacked(user, enroots)
@@ -118,7 +118,7 @@ def outline(tree: pathlib.Path) -> dict[str, tuple[int, bytes]]:
 
 @pytest.mark.parity("export: root owns everything", "a container is a directory")
 def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path) -> None:
-    """enroot leaves /.lock and mount points without permissions in a container, and /.enroot in that of a bundle."""
+    """enroot leaves /.lock and mount points of mode 0000 in a container, and /.enroot in a bundle's container."""
     (tree / ".lock").write_text("")
     (tree / ".enroot/bin").mkdir(parents=True)
     (tree / "mnt/point").mkdir(parents=True)
@@ -161,7 +161,7 @@ def test_config_replaces_files_of_a_layer(user: User) -> None:
 
 
 def test_more_links_than_the_file_system_has(tmp_path: pathlib.Path) -> None:
-    """ext4 allows 65,000 links to a file. Further names are links to a copy with the same content, mode and time."""
+    """ext4 allows 65,000 names of a file. Further names belong to a copy with the same content, mode and time."""
     count = 66_000
     entries = [entry("f", b"data", mode=0o750, mtime=7), images.symlink("s", "f")]
     entries += [images.hardlink(f"d{n // 1000}/l{n}", "f") for n in range(count)]

@@ -1,4 +1,4 @@
-"""Hooks of a site beside penroot's hooks: which of them run, in which order, and what each sees of the others."""
+"""Hooks of a site beside penroot's hooks: which hooks run, in which order, and what a hook sees of earlier hooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def site(user: User) -> pathlib.Path:
 
 
 def explained(user: User, *arguments: str, **env: str) -> list[str]:
-    """Return the lines about hooks in the output of --explain. Paths in the home directory are relative."""
+    """Return the lines about hooks in the output of --explain. Remove the home directory from their paths."""
     out = user.start("--explain", *arguments, "box", "true", env=env)
     lines = [line for line in out.splitlines() if line.startswith(("hook ", "no hook "))]
     return [" ".join(line.replace(f"{user.home}/", "").split()) for line in lines]
@@ -100,7 +100,7 @@ def test_hook_can_change_the_command_script(user: User, rootfs: pathlib.Path, si
 def test_hooks_use_the_devices_that_others_selected(
     user: User, rootfs: pathlib.Path, site: pathlib.Path, vendor: str, source: str
 ) -> None:
-    """A hook of the node, for example for MIG devices, or the container's configuration script selects the devices."""
+    """The devices are selected by a hook of the node, for example for MIG, or by a configuration script."""
     if vendor == "NVIDIA" and os.path.exists("/proc/driver/nvidia"):
         pytest.skip("this machine has GPUs")
     line = f"{vendor}_VISIBLE_DEVICES=7777"

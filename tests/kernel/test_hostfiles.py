@@ -25,9 +25,9 @@ STARTS = ("box", "--root box", "box.sqsh", "--root box.sqsh", "--pid box", "--ro
 
 
 def follow(user: User, change: str, link: bool, *arguments: str, script: str = FOLLOW) -> list[str]:
-    """Run a container that runs ``script`` while its host's files change. The host is a private copy of /etc.
+    """Run ``script`` in a container while /etc/hosts and /etc/resolv.conf change. /etc is a private copy of the host's.
 
-    Return the lines of output. ``change`` is RENAME or IN_PLACE. With ``link``, /etc/resolv.conf is a link.
+    Return the lines of output. ``change`` is RENAME or IN_PLACE. With ``link``, /etc/resolv.conf is a symbolic link.
     """
     require(os.geteuid() == 0, "only root can change /etc")
     out, host = user.home / "out", user.home / "host"
@@ -64,13 +64,13 @@ def test_container_sees_host_files_that_change(
     up, seen, refused, *apt = follow(user, change, link, *arguments.split())
     assert (up, seen) == ("up", "1 1")
     assert "Read-only" in refused
-    assert "No such file" in apt[0]  # the host's other files are not visible
+    assert "No such file" in apt[0]  # other files of the host's /etc are not visible
 
 
 @pytest.mark.security("C10")
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_callers_mount_stays_when_the_host_file_changes(user: User, image: pathlib.Path, target: str) -> None:
-    """The kernel detaches the mounts on a file that is replaced. The caller's mount must stay nevertheless."""
+    """The kernel detaches the mounts on a replaced file, but the caller's mount on the container's file must stay."""
     (user.home / "mine").write_text("mine\n")
     user.own(user.home)
     script = FOLLOW.replace("300", "20") + "cat /etc/resolv.conf"
@@ -83,6 +83,7 @@ def test_callers_mount_stays_when_the_host_file_changes(user: User, image: pathl
 def test_nothing_follows_a_container_that_has_ended(
     user: User, image: pathlib.Path, target: str, command: tuple[str, ...]
 ) -> None:
+    """penroot-follow, the process that follows changes of the host's files, ends with the container."""
     user.start(target, *command)
     alive = ["pgrep", "-u", str(user.uid), "-r", "S,R,D", "penroot-follow"]
     until(lambda: subprocess.run(alive, check=False).returncode == 1, "the end of penroot-follow", 20)
@@ -105,6 +106,7 @@ def test_reader_of_output_waits_for_the_program_alone(user: User, image: pathlib
 
 
 def test_start_with_few_processes_or_descriptors_has_no_follower(user: User, image: pathlib.Path) -> None:
+    """If limits prevent penroot-follow, the container starts without it and without a message."""
     for limit, target in (("-n 9", "box"), ("-n 12", "box.sqsh")):
         done = user.run("bash", "-c", f'ulimit {limit}; exec "$@"', "bash", "penroot", "start", target, "echo", "up")
         assert (done.stdout, done.stderr) == ("up\n", "")

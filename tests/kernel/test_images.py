@@ -85,7 +85,7 @@ def registry(registry: Server) -> Server:
 
 @pytest.fixture(autouse=True)
 def nothing_is_left(user: User) -> Iterator[None]:
-    """Check after each test that the store has no half-made file, set-ID or sticky bit, or device."""
+    """Check after each test that the store has no unfinished file, no set-ID or sticky bit, and no device."""
     yield
     temporary = user.home / "cache/tmp"
     assert not temporary.exists() or list(temporary.iterdir()) == []
@@ -97,7 +97,7 @@ def nothing_is_left(user: User) -> Iterator[None]:
 
 
 def listing(path: Path) -> dict[str, str]:
-    """Return the entries of a squashfs file: name -> "MODE OWNER SIZE". The name of a link ends in " -> TARGET"."""
+    """Return name -> "MODE OWNER SIZE" of each entry of a squashfs file. The name of a link ends in " -> TARGET"."""
     out = subprocess.run(["unsquashfs", "-lls", path], capture_output=True, text=True, check=True).stdout
     entries = {}
     for line in out.splitlines():
@@ -122,6 +122,7 @@ def test_name_with_tag_is_a_reference_without_scheme(user: User, registry: Serve
 
 
 def test_docker_of_the_examples_runs_an_image(user: User, registry: Server) -> None:
+    """examples/docker accepts options of ``docker run``, and refuses --privileged."""
     registry.pusher.image("test/tagged", "1", images.busybox())
     image = f"{registry.host}/test/tagged:1"
     docker = str(ROOT / "examples/docker")
@@ -172,7 +173,7 @@ def test_import_writes_what_the_layers_say(user: User, registry: Server) -> None
 
 @pytest.mark.parametrize("form", ["tree", "squashfs"])
 def test_scripts_of_a_loaded_container_are_read_and_edited(user: User, registry: Server, form: str) -> None:
-    """Tools that know enroot's containers read and edit these files in the container's directory."""
+    """Tools for enroot's containers read and edit etc/rc and similar files in the container's directory."""
     image = images.busybox(entry("etc/of-layer"), entry("etc/gone"))
     image.layers.append(Layer(images.tar([entry("etc/.wh.gone")])))
     registry.pusher.image("test/scripts", "1", image)
@@ -217,12 +218,13 @@ def test_formats_and_compressions_give_the_same_tree(user: User, registry: Serve
     user.penroot("import", "-o", "y.sqsh", f"docker://{registry.host}/test/one:1")
     x, y = listing(user.home / "x.sqsh"), listing(user.home / "y.sqsh")
     for entries in (x, y):
-        del entries["etc/rc"]  # names the image
+        del entries["etc/rc"]  # differs: it contains the image's name
     assert x == y
 
 
 @pytest.mark.parity("SOURCE_DATE_EPOCH")
 def test_same_bytes_again(user: User, registry: Server) -> None:
+    """With SOURCE_DATE_EPOCH, two imports of an image write the same bytes."""
     for name in ("x", "y"):
         env = {"SOURCE_DATE_EPOCH": "1700000000", "ENROOT_CACHE_PATH": str(user.home / name)}
         user.penroot("import", "-o", f"{name}.sqsh", f"docker://{registry.host}/test/one:1", env=env)
@@ -349,7 +351,7 @@ def test_invalid_config_is_reported_and_not_stored(
 
 
 def test_127_layers_start_and_become_a_file(user: User, registry: Server) -> None:
-    """127 is docker's maximum. Both ways to mount so many lower directories work: that of a start, and mount(2)."""
+    """127 is docker's maximum. So many lower directories can be mounted by a start, and also by mount(2)."""
     image = images.busybox()
     image.layers += [Layer(images.tar([entry(f"f{i}", b"x"), entry("last", b"%d" % i)])) for i in range(126)]
     registry.pusher.image("test/many", "127", image)
@@ -383,7 +385,7 @@ def test_odd_names_keep_their_modes(user: User, registry: Server) -> None:
     out = user.home / "out"
     subprocess.run(["unsquashfs", "-quiet", "-no-progress", "-dest", out, user.home / "x.sqsh"], check=True)
     modes = {name: stat.S_IMODE((out / name).stat().st_mode) for name in names}
-    # A pseudo definition of mksquashfs cannot contain a newline, so this file has the mode of the unpacked tree.
+    # penroot cannot tell mksquashfs the mode of a name with a newline, so this file has its mode in the unpacked tree.
     assert modes == {**dict.fromkeys(names, 0o4711), "new\nline": 0o711}
 
 
@@ -416,7 +418,7 @@ def test_store_without_permission_is_reported(user: User, registry: Server) -> N
         done = user.penroot("import", "-o", "x.sqsh", f"docker://{registry.host}/test/one:1", status=1, env=env)
         assert f"[ERROR] cannot read the store {closed}: Permission denied" in done.stderr
         assert "set ENROOT_CACHE_PATH" in done.stderr
-        closed.chmod(0o755)  # the subdirectories are still closed
+        closed.chmod(0o755)  # the subdirectories still have no permission
         (closed / "refs").mkdir(mode=0o700, exist_ok=True)
 
 
@@ -463,7 +465,7 @@ def test_registry_that_is_down_fails_at_once(user: User) -> None:
     require(shutil.which("strace"), "strace is not installed")
     prefix = ("strace", "-f", "-qq", "-o", str(user.home / "trace"), "-e", "trace=connect")
     done = user.penroot("import", "docker://127.0.0.1:9/x:1", prefix=prefix, status=1)
-    assert (user.home / "trace").read_text().count("htons(9)") <= 2  # one attempt by HTTPS and one by HTTP
+    assert (user.home / "trace").read_text().count("htons(9)") <= 2  # one attempt with HTTPS and one with HTTP
     assert "cannot reach the registry 127.0.0.1:9: Connection refused" in done.stderr
     done = user.penroot("import", "docker://no.such.host.invalid/x:1", status=1)
     assert "no.such.host.invalid" in done.stderr and "ENROOT_ALLOW_HTTP" in done.stderr
@@ -510,6 +512,7 @@ def test_layer_cannot_be_planted_under_another_name(user: User, registry: Server
     "diff_ids", [["x"], [], ["sha256:" + "0" * 64] * 3, ["sha256:../../../../x", "sha256:" + "0" * 64]]
 )
 def test_diff_ids_that_do_not_fit(user: User, registry: Server, diff_ids: list[str]) -> None:
+    """The import fails if the diff_ids in the image config are not the digests of its two layers."""
     image = make()
     image.diff_ids = diff_ids or ["x"] * 3
     registry.pusher.image("test/fit", "1", image)
@@ -552,7 +555,7 @@ def test_dropped_transfer_is_resumed(user: User, big: Transfer) -> None:
         assert front.sent(big.blob) <= 1.1 * big.size
     user.run("rm", "-r", "cache")
     with big.faulty(drop_at=0.9) as (front, uri):
-        front.ranges = False  # the transfer restarts
+        front.ranges = False  # the server ignores ranges, so the transfer restarts
         user.penroot("import", "-f", "-o", "x.sqsh", uri)
         assert front.sent(big.blob) > 1.8 * big.size
 
@@ -625,13 +628,14 @@ def test_words_of_a_registry_do_not_steer_the_terminal(user: User, registry: Ser
 
 
 def test_document_that_a_proxy_compresses(user: User, registry: Server) -> None:
+    """A manifest with Content-Encoding: gzip is read."""
     fault = Fault("/manifests/", 1, headers={"Content-Encoding": "gzip"}, change=gzip.compress)
     with faulty(registry.host, fault) as front:
         user.penroot("digest", f"docker://{front.host}/test/one:1")
 
 
 def test_invalid_digest_in_a_header_is_ignored(user: User, registry: Server) -> None:
-    """The proxy changes only this header, in replies to HEAD and to GET."""
+    """The proxy changes only Docker-Content-Digest, in replies to HEAD and to GET."""
     bad = Fault("/manifests/", 99, headers={"Docker-Content-Digest": "latest"}, change=lambda body: body)
     with faulty(registry.host, bad) as front:
         configuration = settings.load({**user.environ, "ENROOT_TRANSFER_RETRIES": "0"})
@@ -643,6 +647,7 @@ def test_invalid_digest_in_a_header_is_ignored(user: User, registry: Server) -> 
 
 @pytest.mark.parametrize("status", [400, 401, 405])
 def test_registry_without_head(user: User, registry: Server, status: int) -> None:
+    """If the registry refuses HEAD, penroot gets the digest of a tag with GET."""
     with faulty(registry.host) as front:
         user.penroot("create", "-n", "one", f"docker://{front.host}/test/one:1")
         front.faults.append(Fault("/manifests/", 2, status=status))
@@ -742,6 +747,7 @@ def test_refused_login_names_its_source_without_secret(user: User, registry: Ser
 
 @pytest.mark.parity("basic and bearer authentication")
 def test_anonymous_token(user: User, registry: Server) -> None:
+    """The registry gives a token to users without a login."""
     with faulty(registry.host, login=Login({"": ""})) as front:
         user.penroot("import", "-o", "x.sqsh", f"docker://{front.host}/test/one:1")
 
@@ -751,7 +757,7 @@ EXPIRED = (400, 401, 403)
 
 @pytest.mark.parametrize("status", EXPIRED)
 def test_token_that_ends_with_any_status_is_renewed(user: User, registry: Server, big: Transfer, status: int) -> None:
-    """The token expires at different requests of a pull, and when a transfer is resumed."""
+    """The token expires after one, two or three requests of a pull, and while a dropped transfer is resumed."""
     credentials(user, "127.0.0.1", "me", "secret")
     for uses in (1, 2, 3):
         fault = Fault(big.blob, drop_at=0.5)
@@ -812,7 +818,7 @@ def test_denial_of_a_fresh_token_is_no_expiry(user: User, registry: Server, stat
 def test_token_of_srun_that_ends_is_renewed_on_a_node(
     registry: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, status: int, has_login: bool
 ) -> None:
-    """A node of a swarm has its token from srun, so the registry has sent no challenge to the node."""
+    """A node has its token from srun, so the registry has not told the node where to get another one."""
     environ = {"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path)}
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
@@ -867,7 +873,7 @@ def test_certificate_for_another_name_is_reported(
 
 
 def test_closed_home_is_ignored(user: User, registry: Server) -> None:
-    # HOME can be root's in a process that root starts for a user, for example by srun --uid.
+    # If root starts a process for a user, for example by srun --uid, HOME can be root's.
     closed = user.home / "closed"
     closed.mkdir(mode=0)
     uri = f"docker://{registry.host}/test/one:1"
@@ -881,6 +887,7 @@ def test_closed_home_is_ignored(user: User, registry: Server) -> None:
 @pytest.mark.parity("SSL_CERT_DIR")
 @pytest.mark.parametrize("source", ["registries.conf", "enroot.conf", "environment"])
 def test_authority_of_the_site(user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], source: str) -> None:
+    """A site can name its certificate authority in each of these sources."""
     environ = {}
     with faulty(registry.host, tls=trust[1]) as front:
         if source == "registries.conf":
@@ -907,7 +914,7 @@ def test_plain_http_needs_a_rule_for_the_registry(user: User, registry: Server) 
 
 
 def test_mirrors_come_first(user: User, registry: Server) -> None:
-    """penroot skips a mirror without the image."""
+    """penroot asks the mirrors of a registry first, and skips a mirror that lacks the image."""
     registry.pusher.image("hub/test/mirrored", "1", make())
     with faulty(registry.host) as empty, faulty(registry.host) as full:
         write_setting(user, "registries.conf", f"reg.test mirror={empty.host}/none mirror={full.host}/hub\n")
@@ -942,7 +949,7 @@ def test_proxy(user: User, registry: Server, source: str) -> None:
 def test_proxy_for_https_is_a_tunnel(
     user: User, registry: Server, trust: tuple[Path, ssl.SSLContext], login: tuple[str, str]
 ) -> None:
-    """The tunnel leads to a server with the registry's certificate. Nothing listens at the registry's address."""
+    """The proxy's tunnel leads to a server with the registry's certificate. The registry's address has no server."""
     with faulty(registry.host, tls=trust[1]) as front, tunnel(front.host, *login) as (address, proxy):
         env = {"HTTPS_PROXY": address, "SSL_CERT_FILE": str(trust[0])}
         user.penroot("create", "-n", "box", "docker://127.0.0.1:1#test/one:1", env=env)
@@ -1001,7 +1008,7 @@ def test_progress_on_a_terminal_is_one_line_that_disappears(user: User, big: Tra
         assert process.wait() == 0
     text = output.decode()
     assert text.count("\r\x1b[K") > 5 and " MB/s" in text and "  [###" in text
-    # The text that remains in each line of the terminal, after its last rewrite
+    # The text of each line of the terminal after the last time that the line was erased
     lines = [line.rpartition("\x1b[K")[2] for line in text.replace("\r\n", "\n").split("\n")]
     assert not any("MB/s" in line for line in lines), lines
     assert any("trying again" in line for line in lines) and lines[-1] == ""
@@ -1062,7 +1069,7 @@ def stopped(user: User) -> Iterator[None]:
 
 
 def wait_for_work(user: User, big: Transfer) -> None:
-    """Wait until a process has requested the layer and unpacks it. The request uses up the fault."""
+    """Wait until a process has requested the layer and unpacks it. Later requests for the layer meet no fault."""
     glob = (user.home / "cache/tmp").glob
     until(lambda: big.front.asked(big.blob) and list(glob("layers-*/fs")), "a layer is being unpacked")
 
@@ -1079,7 +1086,7 @@ def test_interrupted_import_leaves_nothing(user: User, registry: Server, big: Tr
     assert not list((user.home / "cache/tmp").glob("layers-*"))
     user.penroot(
         "import", "-o", "x.sqsh", f"docker://{registry.host}/test/transfer:1"
-    )  # the next import works, and cleans up
+    )  # the next import works, and removes leftovers
 
 
 def test_second_import_takes_over_from_a_killed_one(user: User, big: Transfer) -> None:
@@ -1097,7 +1104,7 @@ def test_second_import_takes_over_from_a_killed_one(user: User, big: Transfer) -
 @pytest.mark.parity("a suspended or stopped process does not block other imports of its user")
 @pytest.mark.security("L6")
 def test_suspended_import_holds_up_no_other(user: User, big: Transfer) -> None:
-    """A job is suspended in the middle of an import."""
+    """A job is suspended in the middle of an import, and another import of the same image goes on."""
     with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "create", "-n", "a", uri)
         wait_for_work(user, big)
@@ -1152,7 +1159,7 @@ def test_import_that_waits_takes_over_from_a_killed_one(user: User, big: Transfe
 
 @pytest.mark.parity("import -o FILE: the next process takes over from a killed one")
 def test_import_does_not_wait_for_a_suspended_one(user: User, big: Transfer) -> None:
-    """The suspended import discards its own file when it resumes."""
+    """When the suspended import resumes, it discards its unfinished file and keeps the other import's file."""
     with big.faulty(stall_at=0.5) as (front, uri):
         first = popen(user, "import", "-o", "x.sqsh", uri)
         wait_for_work(user, big)
@@ -1219,7 +1226,7 @@ def test_import_does_not_take_a_file_of_a_stranger(user: User, registry: Server,
     directory.mkdir()
     directory.chmod(0o1777)
     forged = directory / "x.sqsh"
-    shutil.copy(user.home / "x.sqsh", forged)  # a forger can write the same record into the file
+    shutil.copy(user.home / "x.sqsh", forged)  # a forged file can contain the record of the right image
     os.chown(forged, user.uid + 1, user.uid + 1)
     done = user.penroot("import", option, "-o", str(forged), uri, status=1)
     assert "up to date" not in done.stderr and "another process" not in done.stderr
@@ -1284,7 +1291,7 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, max_proces
         ("create", "-f", "-n", "y", "few.sqsh"),
         ("start", "-r", stored, "cat", "/few"),
     ):
-        # A zombie counts towards the limit until it is reaped. Beyond the limit, execve(2) fails.
+        # Zombies of the last command count towards the limit until they are reaped. Beyond the limit, execve(2) fails.
         until(
             lambda: subprocess.run(["pgrep", "-u", str(user.uid)], stdout=subprocess.DEVNULL).returncode, "no process"
         )
@@ -1299,7 +1306,7 @@ def test_few_processes_left_is_one_line(user: User, registry: Server, max_proces
 
 @pytest.mark.soak
 def test_importer_killed_at_random_moments(user: User, registry: Server, rng: random.Random, soak: bool) -> None:
-    """Another import takes over at once, nothing is half published, and all stored images verify."""
+    """Another start of the image takes over. The store then has no leftovers, and all its images verify."""
     fill = [Layer(images.tar([entry(f"f{i}", rng.randbytes(1_500_000))])) for i in range(4)]
     image = images.busybox(entry("number", b"7"))
     image.layers += fill
@@ -1318,7 +1325,7 @@ def test_importer_killed_at_random_moments(user: User, registry: Server, rng: ra
         assert list((user.home / "cache/layers").iterdir()) == []
 
 
-# -- files, and their import
+# -- imported files
 
 
 def test_unpacked_import_is_usable_and_has_no_special_bits(user: User, registry: Server) -> None:

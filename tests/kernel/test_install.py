@@ -14,8 +14,8 @@ from enroot_py import __version__
 from tests.installation import IS_INSTALLED, ROOT
 from tests.kernel.conftest import PREFIX, require
 
-# Python imports the modules of ENTRANCE before it loads the pack. EXTRAS are libraries of features, which are installed
-# only on request.
+# The pack is a file with the compiled modules of a start. Python imports the modules of ENTRANCE before it loads the
+# pack. EXTRAS are libraries of optional features, which are installed only on request.
 ENTRANCE = {"enroot_py.base", "enroot_py.base.pack"}
 EXTRAS = ("asyncssh", "cryptography", "typing_extensions")
 MAX_FILES, MAX_BYTES = 300, 20 << 20
@@ -54,7 +54,7 @@ def test_uninstall_keeps_files_of_others(prefix: Path) -> None:
 
 
 def imported(prefix: Path, *modules: str) -> dict[str, str]:
-    """Import modules of an installation. Return the loader of each of penroot's modules that this has loaded."""
+    """Import modules of an installation. Return name -> loader of all modules of penroot that are then loaded."""
     code = (
         "import sys; sys.path.insert(0, sys.argv[1])\n"
         f"import {', '.join(modules)}\n"
@@ -74,7 +74,7 @@ def test_a_start_and_a_step_find_their_modules_in_one_file(prefix: Path) -> None
 
 
 def modules(prefix: Path, before: str) -> str:
-    """Run the code ``before``, import the modules of a start, and return the attributes of these modules."""
+    """Run the code ``before``, import the modules of a start, and return the attributes of each module."""
     code = f"""
 import sys; sys.path.insert(0, sys.argv[1])
 import enroot_py; {before}
@@ -94,7 +94,7 @@ for name, module in sorted(sys.modules.items()):
 
 
 def test_start_loads_its_modules_from_the_pack(prefix: Path) -> None:
-    """pack.load() loads all modules of a start, as a normal import does, without a search on the module path."""
+    """pack.load() loads all modules of a start without a search on the module path. They are as after an import."""
     one_by_one = modules(prefix, "pass")
     in_c = "import enroot_py.main, _cffi_backend, enroot_py.base._linux"
     load = "from enroot_py.base import pack; pack.load(pack.START)"
@@ -118,7 +118,7 @@ def test_step_loads_its_modules_from_the_pack(prefix: Path) -> None:
 
 @pytest.mark.parametrize("columns", ["", "0", "x", "60", "79", "80", "200"])
 def test_installed_help_is_the_help_of_click(prefix: Path, columns: str) -> None:
-    """The help text of the installation is the text that click prints. click prints it after a file has changed."""
+    """The stored help text is the text that click prints. If the archive has changed, click is imported to print it."""
     results = []
     for _ in range(2):
         code = "import sys; sys.path.insert(0, sys.argv.pop(1)); sys.argv[0] = 'penroot'\n"
@@ -151,6 +151,7 @@ def test_version_is_small(prefix: Path) -> None:
 
 
 def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
+    """Even if a module in C is newer than the pack, the Python modules come from the pack."""
     for module in (*prefix.glob("lib/penroot/_cffi_backend.*"), prefix / "lib/penroot/enroot_py/base/_linux.abi3.so"):
         shutil.copy(module, module.with_name("new"))  # another inode with another time
         module.with_name("new").rename(module)
@@ -158,6 +159,7 @@ def test_a_module_in_c_that_is_newer_is_imported(prefix: Path) -> None:
 
 
 def test_start_from_the_archive_alone(prefix: Path) -> None:
+    """Without the pack, all modules come from modules.zip."""
     (pack,) = prefix.glob("lib/penroot/modules.cpython*")
     pack.unlink()
     loaders = imported(prefix, "enroot_py.cli.start", "pyxis_py.node.step", "enroot_py.cli.verbs")

@@ -1,4 +1,4 @@
-"""Check the values of start --memory, --cpus and --pids. tests/systemd/test_limits.py tests the limits' effects."""
+"""Invalid values of start --memory, --cpus and --pids are refused. tests/systemd/test_limits.py tests the effects."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""An ordinary user runs ``penroot lock``, and starts and imports images with a lock file."""
+"""An ordinary user runs ``penroot lock``, which writes the digests of tags to a lock file, and uses the lock file."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Locks:
         self.user.own(path or self.path)
 
     def lock(self, *words: str, status: int = 0) -> str:
-        """Return the stdout of penroot lock. If ``status`` is not 0, return its stdout and stderr."""
+        """Return the stdout of penroot lock, followed by its stderr if ``status`` is not 0."""
         done = self.user.penroot("lock", *words, status=status)
         return done.stdout + done.stderr if status else done.stdout
 
@@ -63,7 +63,7 @@ def test_lock_file_is_created_and_updated(locks: Locks) -> None:
     assert locks.path.read_text() == f"version 1\n{host}#lock/one:1 {one}\n"
     locks.write(f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n  {host}/lock/two:1\n")
     moved = locks.push("lock/one", 2)
-    # Lock the given image and entries without a digest. Other entries stay unchanged.
+    # The command locks the given image and all entries without a digest, and leaves other entries unchanged.
     assert locks.lock("team.lock", f"{host}#lock/two:1") == f"{host}/lock/two:1 {two}\n"
     text = f"# of the team\nversion 1\n\n# the first\n{host}#lock/one:1 {one}\n{host}/lock/two:1 {two}\n"
     assert locks.path.read_text() == text
@@ -127,7 +127,7 @@ def test_waiting_for_another_process_is_reported(locks: Locks) -> None:
 
 
 def test_a_disk_that_fills_up_leaves_the_file_as_it_was(locks: Locks) -> None:
-    """Only a part of the new file fits on the disk, so the old file stays."""
+    """Only a part of the new lock file fits on the disk, so penroot keeps the old one."""
     image = f"{locks.registry.host}#lock/full:1"
     locks.push("lock/full", 1)
     text = "version 1\n" + "# of the team\n" * 1000
@@ -179,7 +179,7 @@ def test_starts_and_imports_use_the_locked_digest(locks: Locks) -> None:
     assert locks.start("lock/start", "--lock", "team.lock") == "1\n"
     assert locks.start("lock/start", env={"ENROOT_LOCK": str(locks.path)}) == "1\n"
     assert locks.start("lock/start") == "2\n"
-    assert locks.start("lock/start", "--lock=team.lock") == "1\n"  # although the store has another image for the tag
+    assert locks.start("lock/start", "--lock=team.lock") == "1\n"  # although the store has a newer image for the tag
     uri = f"docker://{locks.registry.host}#lock/start:1"
     for words in (("import", "-o", "x.sqsh"), ("create", "-n", "one"), ("load", "-n", "two")):
         locks.user.penroot(*words, "--lock", "team.lock", uri)

@@ -1,4 +1,4 @@
-"""An ordinary user runs ``penroot login`` and ``logout`` with a registry that requires logins, also with skopeo."""
+"""An ordinary user runs ``penroot login`` and ``logout``. skopeo and penroot find the same logins."""
 
 from __future__ import annotations
 
@@ -49,7 +49,8 @@ def test_in_and_out(user: User, front: Faulty, basic: bool) -> None:
     assert "401 from" in user.penroot("digest", image, status=1).stderr
     done = log_in(user, "-u", "me", front.host, secret=SECRET + "\n")
     assert f"logged in to {front.host} as me: {user.home}/.docker/config.json" in done.stderr and not done.stdout
-    assert "401 from" not in user.penroot("digest", image, status=1).stderr  # the image does not exist
+    # The registry accepts the login, but the image does not exist.
+    assert "401 from" not in user.penroot("digest", image, status=1).stderr
     assert list(stored_logins(user)) == [front.host]
     assert f"logged out of {front.host}" in user.penroot("logout", front.host).stderr
     assert not stored_logins(user)
@@ -70,7 +71,7 @@ def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty
 @pytest.mark.parity("login: not stored if the registry refuses it or cannot be asked")
 @pytest.mark.security("G2")
 def test_unknown_token_server_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
-    """The registry names an unknown token server, which gives everyone a token."""
+    """The registry names a token server that no setting names, and that gives everyone a token."""
     with (
         serve(tmp_path / "registry") as server,
         faulty(server.host, bind="127.0.0.2", login=Login({"": ""})) as other,
@@ -171,7 +172,7 @@ HELPERS = {
     "none": "#!/bin/sh\necho credentials not found in native keychain; exit 1\n",
     "broken": "#!/bin/sh\necho 'the keyring is locked'; exit 2\n",
 }
-# Situation -> (registries.conf, keys of auth.json beside the login of "file", the user whose login is used).
+# Situation -> (registries.conf, JSON keys of auth.json beside the login of user "file", the user whose login is used).
 HELPED: dict[str, tuple[str, dict[str, object], str]] = {
     "no helper": ("", {}, "file"),
     "a comment": ("# credential-helpers = ['one']", {}, "file"),
@@ -207,9 +208,9 @@ def test_credential_helpers_mean_the_same_to_skopeo(user: User, front: Faulty, s
 def check_login(
     user: User, front: Faulty, repository: str, name: str, others: tuple[str, ...], env: dict[str, str]
 ) -> None:
-    """Check that skopeo and penroot log in as ``name``, and as nobody if ``name`` is "".
+    """Check that skopeo and penroot log in as ``name``, or without a login if ``name`` is "".
 
-    The registry accepts one of ``others`` at a time.
+    The registry accepts only one of the users ``others`` at a time.
     """
     done = user.run("skopeo", "login", "--get-login", f"{front.host}/{repository}", env=env, status=None)
     assert front.login and done.stdout.strip() == name, done.stderr
@@ -220,7 +221,7 @@ def check_login(
         assert (f"has no repository {repository}" in stderr) == (other == name), stderr
 
 
-# Situation -> (repository, keys of auth.json with the user of each login, the user whose login is used).
+# Situation -> (repository, JSON key in auth.json -> user of its login, the user whose login is used).
 KEYED: dict[str, tuple[str, dict[str, str], str]] = {
     "host": ("team/x", {"HOST": "one"}, "one"),
     "repository": ("team/x", {"HOST": "one", "HOST/team": "two", "HOST/team/x": "three"}, "three"),
@@ -246,7 +247,7 @@ def test_keys_of_logins_mean_the_same_to_skopeo(user: User, front: Faulty, situa
 
 @pytest.mark.parity("credential-helpers and credHelpers of podman and skopeo")
 def test_login_goes_to_the_first_credential_helper(user: User, front: Faulty) -> None:
-    """skopeo finds the login that penroot stores in the helper, until penroot erases it."""
+    """skopeo finds the login that penroot stores in the helper. After penroot logout, skopeo finds none."""
     require(shutil.which("skopeo"), "skopeo is not installed")
     helper = """#!/bin/sh
 case $1 in

@@ -1,4 +1,4 @@
-"""Enter the root directory of a distribution release, as tests/matrix does."""
+"""Run scripts in the root directory of a distribution release, as tests/matrix does."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def test_processes_see_only_the_release(release: Path) -> None:
 
 
 def test_no_mount_or_process_stays(release: Path) -> None:
-    """After the script, no mount or process remains. Files remain for the next entry."""
+    """After the script, no mount or process remains. The next script finds the files of this one."""
     [pid_namespace] = entered(release, "touch /opt/kept; sleep 54322 >/dev/null 2>&1 & readlink /proc/self/ns/pid")
     assert mounts_under(release) == []
     until(lambda: pid_namespace not in namespaces(), "the end of the background process")

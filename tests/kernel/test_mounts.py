@@ -1,4 +1,4 @@
-"""Mount enroot's extensions of fstab(5), with the real kernel."""
+"""Mounts with enroot's extensions of fstab(5), on the real kernel."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def test_nofail_and_silent(user: User, rootfs: pathlib.Path, options: str, statu
 
 @pytest.mark.parity("fstab: passno -1 mounts before the hooks")
 def test_mounts_before_and_after_the_hooks(user: User, rootfs: pathlib.Path) -> None:
-    """A line with passno -1 is mounted before the hooks. Without passno or with 0, it is mounted after them."""
+    """Lines of fstab with passno -1 are mounted before the hooks. With passno 0 or no passno, they follow later."""
     passes = (("before", " 0 -1"), ("after", " 0 0"), ("none", ""))
     fstab(user, "".join(f"tmpfs /{name} tmpfs x-create=dir{number}\n" for name, number in passes))
     hook = (
@@ -159,7 +159,7 @@ def test_file_mount_covers_the_link_not_its_target(user: User, rootfs: pathlib.P
 
 @pytest.mark.parametrize("mount", [".", "/etc:/", "/etc:/../.", "/etc:/link"])
 def test_nothing_is_mounted_on_the_root_directory(user: User, rootfs: pathlib.Path, mount: str) -> None:
-    """Such a mount would cover the container, and the program would be searched in the mounted file system."""
+    """Such a mount would cover the container. penroot would look for the program in the mounted file system."""
     (rootfs / "link").symlink_to("/")
     stderr = user.penroot("start", "--mount", mount, "box", "true", status=1).stderr
     assert "the target is the root directory of the container" in stderr

@@ -20,7 +20,7 @@ FETCH = "wget -q -O - http://example.org/page"
 
 
 class Proxy(socketserver.StreamRequestHandler):
-    """A proxy that answers with the first line of the request and a megabyte, so that lost bytes show."""
+    """A proxy that answers with the first line of the request and a megabyte. A test counts these bytes."""
 
     def handle(self) -> None:
         line = self.rfile.readline()
@@ -82,13 +82,14 @@ def test_unusable_network_is_refused(user: User, rootfs: pathlib.Path, target: s
 
 
 def test_variable_without_namespaces_is_refused(user: User, rootfs: pathlib.Path, proxy: pathlib.Path) -> None:
+    """ENROOT_NET_PROXY needs private network and PID namespaces, which --net=proxy adds."""
     done = user.penroot("start", "box", "true", env={"ENROOT_NET_PROXY": str(proxy)}, status=None)
     assert done.returncode != 0
     assert "private network and PID namespaces" in done.stderr
 
 
 def test_relay_that_cannot_start_is_a_failure(user: User, rootfs: pathlib.Path, proxy: pathlib.Path) -> None:
-    """With few descriptors, either the start fails, or the relay listens on port 3128: 0C38 in proc_net(5)."""
+    """With few descriptors, the start fails or the relay listens on port 3128, which is 0C38 in /proc/net/tcp."""
     for limit in range(5, 13):
         script = f"ulimit -n {limit}; exec penroot start --net=proxy={proxy} box grep -c :0C38 /proc/net/tcp"
         assert user.run("sh", "-c", script, status=None).stdout in ("", "1\n"), limit
@@ -100,7 +101,7 @@ def test_relay_ends_with_the_container(user: User, rootfs: pathlib.Path, proxy: 
     with user.begin(*command, stdin=-1, stdout=-1) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "up\n"
-        assert len(processes(user)) >= 3  # the process that waits, the shell and the relay
+        assert len(processes(user)) >= 3  # the process that waits for the container, the shell and the relay
         if end == "SIGKILL":
             process.send_signal(signal.SIGKILL)
         process.communicate("\n")
@@ -108,7 +109,7 @@ def test_relay_ends_with_the_container(user: User, rootfs: pathlib.Path, proxy: 
 
 
 def test_program_cannot_enter_the_relay(user: User, rootfs: pathlib.Path, proxy: pathlib.Path) -> None:
-    """The relay runs beside the program, with the host's root directory."""
+    """The relay runs beside the container's program, and has the host's root directory."""
     script = "for p in /proc/[0-9]*; do test $p = /proc/$$ || ls -d $p/root/ $p/fd/0 $p/cwd/; done 2>&1 | sort -u"
     for root in ((), ("--root",)):
         out = user.start(*root, f"--net=proxy={proxy}", "box", "sh", "-c", script)

@@ -1,4 +1,4 @@
-"""Store an image as one squashfs file, and unpack a squashfs file into the store."""
+"""With ENROOT_STORE_FORM, the store keeps an image as one squashfs file. With ENROOT_UNPACK, it unpacks such files."""
 
 from __future__ import annotations
 
@@ -101,6 +101,7 @@ def test_damage_of_the_one_file_is_found(user: User, registry: Server) -> None:
 def test_entries_from_before_a_crash_are_checked(
     user: User, squashfs: str, registry: Server, env: dict[str, str]
 ) -> None:
+    """The file ``boot`` of each entry names another boot. A start checks such entries, and no such file remains."""
     user.environ.update(env)
     name = squashfs if env is UNPACK else uri(registry)
     user.start(name, "true")
@@ -116,7 +117,7 @@ def test_entries_from_before_a_crash_are_checked(
 
 
 def wait_until_pruned(user: User) -> None:
-    """Prune until no image is left. A container's FUSE server ends a moment after the container."""
+    """Prune until no image is left, because a container's FUSE server ends a moment after the container."""
 
     def pruned() -> bool:
         user.penroot("cache", "prune")
@@ -146,7 +147,7 @@ def test_unpacked_copy_is_shared_and_follows_the_file(user: User, squashfs: str)
     assert [path.stat().st_mode & 0o777 for path in files(user, "layers/**/secret")] == [0o400]
     assert user.penroot("cache", "list").stdout.split("\n")[1].split()[0].endswith("/x.sqsh")
     user.penroot("cache", "verify")
-    os.utime(squashfs)  # with another mtime, the file counts as a new one
+    os.utime(squashfs)  # with another mtime, the file counts as a new file
     assert "unpacking" in user.penroot("start", squashfs, "true").stderr
     assert len(files(user, "layers/*")) == 2
     assert user.start("--root", squashfs, "cat", "/number", "/closed/file") == "7in"
@@ -195,7 +196,7 @@ def test_attributes_of_overlayfs_are_not_unpacked(user: User, tmp_path: Path) ->
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
 @pytest.mark.parity("ENROOT_STORE_FORM")
 def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path) -> None:
-    """A FUSE server chooses the type that the kernel shows. The test makes squashfuse name sshfs."""
+    """The test's file system is squashfuse, but the kernel shows the type fuse.sshfs, which squashfuse can choose."""
     if os.geteuid() != 0:
         pytest.skip("only root can mount a file system that the test process sees")
     subprocess.run(["squashfuse", "-o", "subtype=sshfs", squashfs, tmp_path], check=True)
@@ -210,7 +211,7 @@ def test_store_on_a_network_file_system_has_files(squashfs: str, tmp_path: Path)
 
 @pytest.mark.parametrize("form", [{}, SQUASHFS, UNPACK], ids=["tree", "squashfs", "unpacked"])
 def test_store_in_a_set_gid_directory(user: User, registry: Server, squashfs: str, form: dict[str, str]) -> None:
-    """The project's directory is set-group-ID. The container's user namespace does not map its group."""
+    """The project's directory is set-group-ID. The container's user namespace does not map the project's group."""
     require(os.geteuid() == 0, "only root can give a directory to another group")
     project = user.home / "project"
     project.mkdir()
@@ -228,7 +229,7 @@ def test_store_in_a_set_gid_directory(user: User, registry: Server, squashfs: st
 
 
 def test_a_process_of_another_group(user: User, registry: Server) -> None:
-    """newgrp(1) changes the group. A user namespace maps only the group of the process."""
+    """After newgrp(1), images start, but a container of the other group fails with a hint that names newgrp."""
     require(os.geteuid() == 0, "only root can take another group")
     user.penroot("create", "-n", "box", uri(registry))
     user.gid = 4242
@@ -243,7 +244,7 @@ def test_a_process_of_another_group(user: User, registry: Server) -> None:
 
 @pytest.mark.parametrize("older", [False, True], ids=["new", "of an older version"])
 def test_set_gid_store_after_newgrp(user: User, registry: Server, older: bool) -> None:
-    """Each group gets its own trees, whichever group comes first."""
+    """In a set-group-ID store, each group of a user gets its own trees, whichever group starts the image first."""
     require(os.geteuid() == 0, "only root can take another group")
     project = user.home / "project"
     project.mkdir()

@@ -1,4 +1,4 @@
-"""start --net=pasta --publish: a private network that pasta(1) connects with the host's."""
+"""start --net=pasta --publish: pasta(1) connects the container's private network with the host's network."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ def pastas(user: User) -> list[int]:
             if os.stat(f"/proc/{name}").st_uid in (
                 0,
                 user.uid,
-            ):  # root owns /proc/PID of a process that is not dumpable
+            ):  # pasta is not dumpable, so root owns its /proc/PID
                 command = pathlib.Path(f"/proc/{name}/cmdline").read_bytes()
                 status = pathlib.Path(f"/proc/{name}/status").read_text()
                 if command.startswith(b"/usr/bin/pasta\0") and f"\nUid:\t{user.uid}\t" in status:
@@ -96,7 +96,7 @@ def pastas(user: User) -> list[int]:
 def test_pasta_leads_outside_only(
     user: User, rootfs: pathlib.Path, page: int, root: tuple[str, ...], writable: tuple[str, ...]
 ) -> None:
-    """The container has a private loopback interface. Even root in the container cannot reach the host's."""
+    """The container has a private loopback interface. Even root in the container cannot reach the host's loopback."""
     script = f"""
         busybox wget -q -O - http://{OUTSIDE}:{page}/page; echo
         busybox wget -q -O - http://127.0.0.1:{page}/page 2>&1 | grep -c refused
@@ -104,7 +104,7 @@ def test_pasta_leads_outside_only(
         busybox ip route add local 127.0.0.1 dev eth0 2>&1 | grep -c permitted
         ls /sys/class/net | wc -w"""
     output = user.start(*root, *writable, "--net=pasta", "box", "sh", "-c", script)
-    assert output == "from outside\n1\n1\n1\n2\n"  # lo and pasta's interface
+    assert output == "from outside\n1\n1\n1\n2\n"  # 2 interfaces: lo and pasta's
 
 
 @pytest.mark.parity("start --publish PORT")
@@ -127,7 +127,7 @@ def fetched(url: str) -> bytes:
 
 
 def test_published_udp_port_leads_into_the_container(user: User, rootfs: pathlib.Path) -> None:
-    """Publish the same port, because pasta of Debian 12 loses answers from another port."""
+    """The host and the container use the same port, because pasta of Debian 12 loses answers from another port."""
     port = free_port(socket.SOCK_DGRAM)
     mounts = ["/usr:/usr:ro", "/usr/lib:/lib:ro", "/usr/lib64:/lib64:ro"]
     command = [

@@ -545,7 +545,7 @@ def test_runtime_path_that_root_does_not_own_is_refused(driver: Driver, defect: 
 @pytest.mark.security("H7")
 @as_root
 def test_error_of_slurm_fails_the_tasks(driver: Driver) -> None:
-    """If slurmstepd itself fails and plugstack.conf has "optional", the tasks would run outside a container."""
+    """If Slurm returns an error and plugstack.conf has "optional", the tasks must not run outside a container."""
     done = driver.run("stepd", 2, "container-image=ok", "mute=")
     assert (done.returncode, done.stdout) == (5, "")
     assert "cannot get the job from Slurm: Error" in done.stderr
@@ -677,7 +677,7 @@ def test_process_started_by_root_is_closed_to_its_user(driver: Driver) -> None:
     words = ("env=VANISH=1", f"env=JOURNAL={driver.directory}/journal")
     assert driver.run("stepd", 1, "container-image=ok", *words).returncode == 0
     finish = driver.journal()[1].splitlines()
-    # Because of the other real GID, ptrace(2) fails, and the process is undumpable from its first instruction on.
+    # The real GID differs, so ptrace(2) fails, and the process is not dumpable from its first instruction on.
     assert f"Gid:\t65534\t{USER}\t{USER}\t{USER}" in finish and f"Uid:\t{USER}\t{USER}\t{USER}\t{USER}" in finish
 
 

@@ -1,4 +1,4 @@
-"""Run containers in pods that tests/pod.py makes. Check the table of docs/howto/pods.md and the errors behind it."""
+"""Run containers in pods that tests/pod.py makes. Check the table of docs/howto/pods.md, and the errors it names."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def pod(*options: str, volumes: tuple[os.PathLike[str], ...] = ()) -> tuple[str,
 
 @pytest.fixture
 def layout(user: User) -> pathlib.Path:
-    """Make an OCI layout in which one layer deletes a file of another."""
+    """Make an OCI layout in which one layer deletes a file of another layer."""
     directory = user.home / "layout"
     image = images.busybox(entry("data/old", b"1"), entry("data/kept", b"2"), kinds=images.OCI)
     image.layers.append(images.Layer(images.tar([entry("data/.wh.old")])))
@@ -69,7 +69,7 @@ def layout(user: User) -> pathlib.Path:
 def works(user: User, prefix: tuple[str, ...], *arguments: str, fails_silently: bool = False) -> tuple[bool, str]:
     """Run penroot in a pod. Return whether it succeeded, and its output.
 
-    A failure must print exactly one error. With ``fails_silently``, it must print no error: doctor prints findings.
+    A failure must print exactly one error, or none with ``fails_silently`` (doctor prints findings instead).
     """
     done = user.penroot(*arguments, prefix=prefix, cwd=ROOT, status=None)
     assert "Traceback" not in done.stderr
@@ -127,7 +127,7 @@ def test_a_pod_without_fuse_unpacks_squashfs_files(user: User, image: pathlib.Pa
 
 @pytest.mark.parity("root of a pod cannot use a container to reach files that the runtime has masked")
 def test_root_of_a_pod_without_capabilities(user: User, rootfs: pathlib.Path) -> None:
-    """The caller is root without CAP_SYS_ADMIN. Files that the pod's runtime has covered stay covered."""
+    """The caller is root without CAP_SYS_ADMIN. Files of /proc that the pod's runtime masks stay masked."""
     user.uid = user.gid = 0
     user.own(user.home)
     prefix = pod(volumes=(user.home,))
@@ -151,7 +151,7 @@ def test_a_new_network_shows_the_sys_of_the_pod(user: User, rootfs: pathlib.Path
 
 @pytest.mark.parity("the socket of nvidia-persistenced")
 def test_a_socket_that_the_pod_has_read_only(user: User, rootfs: pathlib.Path) -> None:
-    """NVIDIA's toolkit mounts the socket in this way. A mount in a user namespace must keep the flag."""
+    """NVIDIA's toolkit mounts the socket read-only. A mount of the socket in a user namespace must stay so."""
     directory = user.home / "nvidia-persistenced"
     directory.mkdir()
     with socket.socket(socket.AF_UNIX) as server:
@@ -173,7 +173,7 @@ def test_fuse_overlayfs_needs_dev_fuse(user: User, rootfs: pathlib.Path) -> None
 
 @pytest.mark.parity("a store on the root file system of the pod")
 def test_changes_can_be_kept_only_on_a_volume(user: User, layout: pathlib.Path) -> None:
-    """First only the store is on a volume, and then the containers too."""
+    """If only the store is on a volume, the start fails. If the containers are on a volume too, it works."""
     user.environ["ENROOT_CACHE_PATH"] = str(user.home / "volume/cache")
     (user.home / "volume").mkdir()
     user.own(user.home)
@@ -188,7 +188,7 @@ def test_changes_can_be_kept_only_on_a_volume(user: User, layout: pathlib.Path) 
 
 @pytest.mark.parity("a store on the root file system of the pod")
 def test_emptydir_that_all_users_can_write_is_refused(user: User, rootfs: pathlib.Path) -> None:
-    """Kubernetes creates an emptyDir with mode 0777, so that every user of the pod could replace others' files."""
+    """Kubernetes creates an emptyDir with mode 0777, so every user of the pod could replace files of other users."""
     require(os.geteuid() == 0, "only root can make a pod")
     os.chown(user.home, 0, 0)
     user.home.chmod(0o777)
@@ -205,7 +205,7 @@ def test_emptydir_that_all_users_can_write_is_refused(user: User, rootfs: pathli
 
 @pytest.mark.parity("settings and values for Slinky's chart")
 def test_settings_of_the_examples(user: User, layout: pathlib.Path) -> None:
-    """The example's enroot.conf works with the volume of values.yaml, after the initContainer has set its mode."""
+    """The example's enroot.conf works with the volume of values.yaml, whose mode the initContainer has set."""
     values = yaml.safe_load((EXAMPLES / "values.yaml").read_text())
     for specification, container in (
         (values["nodesets"]["slinky"], "slurmd"),

@@ -1,4 +1,4 @@
-"""An ordinary user runs the programs that hooks call, as in the talk on enroot. The static programs are built too."""
+"""An ordinary user runs the programs that hooks call, such as enroot-mount. Their C code compiles with glibc too."""
 
 from __future__ import annotations
 
@@ -52,6 +52,7 @@ def unshared(user: User, script: str, *prefix: str, status: int = 0) -> str:
 
 @pytest.mark.parity("penroot-unshare", "penroot-mount")
 def test_the_talks_three_commands(user: User, ubuntu: pathlib.Path) -> None:
+    """enroot-unshare, enroot-mount and enroot-switchroot together run a program in a root file system."""
     (user.home / "fstab").write_text(
         """\
 # comments and blank lines mean nothing
@@ -69,7 +70,7 @@ tmpfs /run tmpfs x-create=dir,mode=700
     """
     done = user.run(
         "enroot-unshare", "bash", "-ec", script, status=1
-    )  # 1: the last command lists a directory that exists only on the host
+    )  # status 1: the last command lists /home, which exists only on the host
     assert done.stdout == "0\n" + pathlib.Path("/etc/os-release").read_text() + "chowned\n"
     assert "/home" in done.stderr
 

@@ -19,7 +19,7 @@ OPEN_MPI = ("mpirun", "--oversubscribe", "-n", "4")
 HYDRA = ("mpiexec.hydra", "-n", "4")
 # Open MPI of Debian warns about a missing library at every start without InfiniBand.
 QUIET = {"OMPI_MCA_mca_base_component_show_load_errors": "0", "OMPI_MCA_btl": "vader,self", "OMPI_MCA_pml": "ob1"}
-# All four ranks wait for each other, because a rank that ended before the next rank began would share nothing.
+# The four ranks wait for each other. A container that ended before the next rank began could not be shared.
 SHOW = """
 import os, time
 open("/meet/" + os.environ["PMI_RANK"], "w").close()
@@ -59,13 +59,13 @@ def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     done = user.run(*OPEN_MPI, *command, env=QUIET)
     assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
     assert "sum 6" in done.stdout
-    assert done.stderr == ""  # also no warning about cross-memory attach
-    files = {path.name for path in (user.home / "run").iterdir()} - {"named-mpi", "servers"}  # hints for later starts
+    assert done.stderr == ""  # Open MPI also does not warn about cross-memory attach
+    files = {path.name for path in (user.home / "run").iterdir()} - {"named-mpi", "servers"}  # later starts use these
     assert files == set()
 
 
 def test_components_of_the_launcher(user: User, mpi: pathlib.Path) -> None:
-    """mpirun of Open MPI 5 limits ranks to its component directory, which is PMIx's in Debian 13's version 5.0.7."""
+    """mpirun of Open MPI 5 makes ranks load components from one directory, which is PMIx's in Debian 13 (5.0.7)."""
     component_path = ("-x", "OMPI_MCA_mca_base_component_path=/usr/lib/pmix")
     done = user.run(*OPEN_MPI, *component_path, "penroot", "start", *USR, "mpi", "/opt/hello.openmpi", env=QUIET)
     assert "sum 6" in done.stdout
@@ -104,6 +104,7 @@ RANK = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "job"}
 
 @pytest.mark.parity("ENROOT_MPI", "20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
 def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
+    """A rank gets the variables of its MPI launcher, except those that name directories of the host's MPI."""
     odd = "a\n'b' \"$HOME\" \\ =ü"
     environ = {"OMPI_MCA_odd": odd, "I_MPI_PIN": "1", "PMIX_SERVER_TMPDIR": "/nowhere", "OTHER": "x"}
     environ |= {"OPAL_PREFIX": "/opt/openmpi", "I_MPI_ROOT": "/opt/intel"}
@@ -123,6 +124,7 @@ def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("ENROOT_MPI")
 def test_directory_of_the_launcher_is_there(user: User, rootfs: pathlib.Path) -> None:
+    """The directory that PMIX_SERVER_TMPDIR names is mounted in the container, unless ENROOT_MPI=no."""
     session = user.home / "session"
     session.mkdir()
     (session / "file").touch()
@@ -138,12 +140,12 @@ def test_root_whom_pmix_would_refuse(user: User, rootfs: pathlib.Path) -> None:
     done = user.penroot("start", "--root", "box", "true", env=environ, status=1)
     assert "[ERROR] --root: PMIx refuses" in done.stderr
     assert "omit --root" in done.stderr
-    # A shell that srun has started is a rank, but the shell's children are not.
+    # A single process is usually a shell, whose programs are no ranks. It starts, without the variables of a rank.
     variables = user.start("--root", "box", "env", env={**environ, "OMPI_COMM_WORLD_SIZE": "1"})
     assert "PMIX_RANK" not in variables
 
 
-# The beginning of a launcher's program: it starts ranks that run until end() is called
+# The first part of a Python program that starts ranks. With WHERE, a rank runs until end() is called.
 LAUNCHER = """
 import json, os, subprocess, sys, time
 def start(rank, *arguments, **more):
@@ -168,6 +170,7 @@ def launch(user: User, script: str, *arguments: str, **env: str) -> list[object]
 
 @pytest.mark.parity("20-mpi (new): ranks share a container")
 def test_the_first_rank_may_end_first(user: User, image: str) -> None:
+    """Ranks can join the container as long as one of its ranks runs. A rank that starts later gets a new container."""
     script = """
 image = sys.argv[1]
 ranks = [start(n, "-m", "/usr:/usr", image, *WHERE) for n in (0, 1)]
@@ -230,6 +233,7 @@ else:
 @pytest.mark.parity("ENROOT_JOIN", "20-mpi (new): ranks share a container")
 @pytest.mark.parametrize(("join", "result"), [("auto", "in the other's memory"), ("no", "Operation not permitted")])
 def test_memory_of_another_rank(user: User, mpi: pathlib.Path, join: str, result: str) -> None:
+    """Ranks can read each other's memory if they share a container, and not with ENROOT_JOIN=no."""
     script = """
 ranks = [start(n, "-m", "/usr:/usr", "mpi", "python3", "-c", sys.argv[1]) for n in (0, 1)]
 where = line(ranks[0])
@@ -241,6 +245,7 @@ print(json.dumps([found, end(ranks[0])]))
 
 @pytest.mark.parity("ENROOT_JOIN")
 def test_processes_that_share_a_container(user: User, rootfs: pathlib.Path) -> None:
+    """Ranks of one launcher share a container if they request the same one. Values of variables may differ."""
     script = """
 asked = {
     "first": start(0, "box", *WHERE),
@@ -269,7 +274,8 @@ def test_records_of_ended_launchers_are_removed(user: User, rootfs: pathlib.Path
 starts = [start(0, "--mount", f"/etc:/etc{n}", "box", "true") for n in range(8)]
 print(json.dumps([[end(one) for one in starts], len([n for n in os.listdir(sys.argv[1]) if n.startswith("ranks-")])]))
 """
-    # Records of this launcher remain while it runs. Its eight starts remove the first launcher's records.
+    # Eight starts with other mounts make eight records, which remain while their launcher runs. The ninth is the file
+    # ranks-of-others. The record of the first launcher, which has ended, is gone.
     assert launch(user, several, str(user.home / "run")) == [[0] * 8, 9]
     launch(user, 'print(json.dumps([end(start(0, "box", "true"))]))')
     assert len(list((user.home / "run").glob("ranks-*"))) == 2

@@ -1,4 +1,4 @@
-"""What programs of an ordinary user find in a container: system call filter, limits, groups, overlays."""
+"""An ordinary user's program in a container: its system call filter, limits, groups and overlays."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ int main(void)
 @pytest.mark.parity("32-bit programs under the filter", "chown and set*id succeed without effect")
 @pytest.mark.parametrize("bits", [32, 64])
 def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
-    """The filter knows the system call numbers of 32-bit and of 64-bit programs."""
+    """The filter knows the numbers of chown(2), setresuid(2) and similar calls in 32-bit and in 64-bit programs."""
     compiler = shutil.which("gcc")
     require(compiler, "gcc is not installed")
     source = user.home / "calls.c"
@@ -68,6 +68,7 @@ def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
 
 @pytest.mark.parity("options after NAME are options of the command", "options after NAME belong to the command")
 def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
+    """Options after the container's name belong to the command. A hint says so if the command does not exist."""
     stderr = user.penroot("start", "box", "--env", "X=1", "env", status=127).stderr
     assert "--env" in stderr and "put options before the name of the container" in stderr
 
@@ -166,7 +167,7 @@ def test_supplementary_groups_keep_their_access(user: User, rootfs: pathlib.Path
 
 
 def test_the_group_of_the_process_is_the_user_s_inside(user: User, image: pathlib.Path) -> None:
-    """A process after newgrp(1) has another group than in passwd(5). Only the group of the process is mapped."""
+    """After newgrp(1), the container's passwd and group name the group of the process, not the user's first group."""
     require(os.geteuid() == 0, "needs root to have another group")
     user.gid = 4242
     out = user.start(str(image), "cat", "/etc/passwd", "/etc/group")
@@ -203,7 +204,7 @@ def test_overlays_by_fuse_overlayfs(
 
 
 def test_fuse_overlayfs_and_kernel_read_each_others_changes(user: User, fuse_overlayfs: str) -> None:
-    """Both read whiteouts and opaque directories of layers, and those that either of them wrote in a container."""
+    """Both understand the whiteouts and opaque directories of layers, of fuse-overlayfs and of the kernel."""
     base = images.busybox(*(entry(name, b"old") for name in ("etc/gone", "old/a", "old/sub/x", "kept/y")))
     changed = [entry("etc/.wh.gone"), directory("old"), entry("old/.wh..wh..opq"), entry("old/b", b"new")]
     image = Image([*base.layers, Layer(images.tar(changed))], base.settings)

@@ -52,7 +52,7 @@ def test_start_mounts_below_the_runtime_path(user: User, rootfs: pathlib.Path) -
 
 @pytest.mark.parity("ENROOT_TEMP_PATH")
 def test_bundle_uses_the_temp_path(user: User, rootfs: pathlib.Path) -> None:
-    """bundle converts an image with an unsupported compression in ENROOT_TEMP_PATH, and removes the copy."""
+    """If the image's compression is unsupported, bundle converts it in ENROOT_TEMP_PATH, and removes the copy."""
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
     user.own(image)
@@ -92,6 +92,7 @@ def layers(count: int) -> list[Layer]:
 
 @pytest.mark.parity("ENROOT_MAX_CONNECTIONS")
 def test_connections_at_a_time(user: User) -> None:
+    """With ENROOT_MAX_CONNECTIONS=3, three layers are fetched in parallel, and with 1, one after another."""
     image = Image(layers(3), {"Cmd": ["/bin/sh"]})
     with serve(user.home / "registry") as server:
         server.pusher.image("test/x", "1", image)
@@ -189,7 +190,7 @@ def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> No
 
 @pytest.mark.parity("speculation as on the host")
 def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None:
-    """The seccomp filter switches on no mitigation of speculative execution. Older kernels do so by default."""
+    """The seccomp filter adds no mitigation of speculative execution, although older kernels do so by default."""
     command = "grep -E '^Speculation' /proc/self/status"
     assert inside(user, command + " || true") == user.run("sh", "-c", command + " || true").stdout
 
@@ -201,7 +202,7 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
     "a cgroup namespace",
 )
 def test_exec_has_the_state_of_the_process(user: User, rootfs: pathlib.Path) -> None:
-    """exec gives the command the namespaces, working directory and variables of the process."""
+    """exec PID runs a command with the namespaces, working directory and variables of this process."""
     script = "cd /opt/work; echo ready; exec sleep 1000"
     command = ("penroot", "start", "--pid", "--net", "--ipc", "--uts", "-e", "MINE=1 2", "box", "sh", "-c", script)
     with user.running(*command, stdout=subprocess.PIPE) as process:
@@ -238,12 +239,8 @@ def test_load_by_name_architecture_and_force(user: User) -> None:
     assert user.start("own", "ls", "/").split().count("riscv") == 1
     assert "mine" not in user.start("own", "ls", "/").split()
 
-    """A token service that issues a unique token for each request."""
-
 
 class UniqueTokens(Login):
-    """A token service that issues a unique token for each request."""
-
     """A token service that issues a unique token for each request."""
 
     def token(self) -> str:
@@ -282,17 +279,20 @@ def test_unreadable_settings_of_the_site_are_an_error(user: User, rootfs: pathli
     user.own(user.home / "etc")
     stderr = user.penroot("start", "box", "true", status=1).stderr
     assert f"[ERROR] cannot read {closed}: Permission denied\n[HINT]" in stderr
-    # A configuration directory that the user cannot enter is skipped. After su, it can be in another user's home.
+    # If the user cannot enter the directory of settings itself, it is skipped: after su, it can be in another's home.
     user.penroot("start", "box", "true", env={"ENROOT_SYSCONF_PATH": str(closed / "enroot")})
 
 
 @pytest.mark.parametrize("target", ["box", "box.sqsh"])
 def test_id_in_settings_is_the_callers_in_any_namespace(user: User, image: pathlib.Path, target: str) -> None:
-    """A start reads the settings before it enters its user namespaces, and mounts.d afterwards."""
+    """$(id -u) and $(whoami) name the caller of the start, not a user of its namespaces.
+
+    A start reads the settings before it enters its user namespaces, and mounts.d afterwards.
+    """
     user.write("etc/enroot.conf", "ENROOT_TEMP_PATH /tmp/$(id -u)-$(id -g)-$UID\n")
     user.write(
         "etc/mounts.d/50.fstab", "tmpfs /$(whoami) tmpfs x-create=dir\n"
-    )  # whoami: the user has no name, so the number
+    )  # the user has no name, so $(whoami) is the number
     for prefix in ((), ("unshare", "-Urn")):
         info = user.run(*prefix, "penroot", "info").stdout
         assert f"ENROOT_TEMP_PATH=/tmp/{user.uid}-{user.uid}-{user.uid} " in info

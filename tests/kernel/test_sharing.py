@@ -36,7 +36,7 @@ def server(user: User) -> int:
 
 
 def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) -> None:
-    """With each kind of options, a container that shares the server behaves as one that is alone."""
+    """With each kind of options, a container with a shared server behaves as one with its own server."""
     show = "cat /proc/self/uid_map; touch /mine && ls /; ls /proc/self/ns; cat /etc/environment"
     alone = {kind: user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout for kind in KINDS}
     with contextlib.ExitStack() as stack:
@@ -45,14 +45,14 @@ def test_containers_of_one_file_share_a_server(user: User, image: pathlib.Path) 
         for kind in KINDS:
             assert user.penroot("start", *kind, str(image), "sh", "-c", show, status=None).stdout == alone[kind]
         assert server(user) == first
-        for run in runs:  # end the container that has started the server first
+        for run in runs:  # the first one has started the server
             out, err = run.communicate("go\n", timeout=60)
             assert out.startswith("FROM_IMAGE=yes") and err == "" and run.returncode == 0
     until(lambda: not servers(user.home), "the end of the server with the last container")
 
 
 def test_containers_that_start_together_share_a_server(user: User, image: pathlib.Path) -> None:
-    """The starts also create the directory of the servers' entries at the same time."""
+    """At the same time, the starts create the directory in which servers have their entries."""
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     command = (f"{PREFIX}/bin/penroot", "start", str(image), "sh", "-c", UP)
     for _ in range(10):
@@ -73,7 +73,7 @@ def test_exec_enters_a_container_of_a_shared_server(user: User, image: pathlib.P
 
 
 def test_replaced_file_gets_another_server(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
-    """Neither a new file of the same name nor the file after touch(1) uses the old server."""
+    """A new file of the same name gets a new server, and so does the same file after touch(1)."""
     (rootfs / "etc/environment").write_text("NEW=yes\n")
     new = pack(rootfs, user.home / "new.sqsh")
     user.own(new)
@@ -90,7 +90,7 @@ def test_replaced_file_gets_another_server(user: User, rootfs: pathlib.Path, ima
 
 @pytest.mark.parametrize("kind", KINDS, ids=" ".join)
 def test_data_of_the_same_file_has_another_server(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
-    """The server of the data ends with the container that has mounted the data."""
+    """If a container mounts the image file as data, the data has its own server, which ends with the container."""
     with up(user, str(image)):
         first = server(user)
         words = (*kind, "-m", f"{image}:/mnt:sqsh", str(image), "sh", "-c", "sleep 0.3; ls /mnt/bin/sh")
@@ -101,7 +101,7 @@ def test_data_of_the_same_file_has_another_server(user: User, image: pathlib.Pat
 
 @pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 19 $$"])
 def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path, limit: str) -> None:
-    """Because of its limits, the server could end or be slow, which would affect the other container."""
+    """A server has the limits of the start that made it. They could end or slow it, so no other container uses it."""
     prefix = ("sh", "-c", f'{limit} > /dev/null; exec "$@"', "sh")
     with up(user, str(image), prefix=prefix), up(user, str(image)):
         assert len(servers(user.home)) == 2
@@ -109,7 +109,7 @@ def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path,
 
 @pytest.mark.parametrize("kind", [(), ("--pid",), ("--root", "--pid")], ids=" ".join)
 def test_each_container_names_a_killed_shared_server(user: User, image: pathlib.Path, kind: tuple[str, ...]) -> None:
-    """Each container reports the killed server once. The next start starts a new server."""
+    """Each container reports once that its server was killed. The next start starts a new server."""
     with up(user, *kind, str(image)) as first, up(user, *kind, str(image)) as second:
         os.kill(server(user), signal.SIGKILL)
         for run in (first, second):
@@ -122,7 +122,7 @@ def test_each_container_names_a_killed_shared_server(user: User, image: pathlib.
 
 
 def test_end_of_a_shared_server_is_not_named(user: User, image: pathlib.Path) -> None:
-    """The server ends with the last container, also if another container has started the server."""
+    """The server ends with the last container, even if another one has started it. No container prints a warning."""
     for kind in KINDS:
         with up(user, str(image)) as first, up(user, *kind, str(image)) as second:
             first.communicate("go\n", timeout=60)
@@ -141,7 +141,7 @@ def test_stopped_server_is_not_joined(user: User, image: pathlib.Path) -> None:
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root")
 def test_containers_share_within_a_control_group(user: User, image: pathlib.Path) -> None:
-    """If a control group is killed, a server in it ends. The groups of the tasks of one step end together."""
+    """Tasks of one step share a server, and steps do not: if Slurm kills a step's cgroup, the server in it ends."""
     roots = [pathlib.Path("/sys/fs/cgroup", name) for name in ("", "pids")]  # cgroup versions 2 and 1
     root = next((root for root in roots if os.access(root / "cgroup.procs", os.W_OK)), None)
     require(root, "no control group can be made")
@@ -175,7 +175,7 @@ def up_in(user: User, image: pathlib.Path, prefix: tuple[str, ...]) -> Iterator[
 
 
 def test_bundles_share_a_server(user: User, image: pathlib.Path) -> None:
-    """The image of a bundle begins at an offset in its file, so a server for the whole file is another server."""
+    """A bundle's image begins at an offset in its file, so bundles do not share a server with the image's own file."""
     user.penroot("bundle", "-o", "own.run", str(image))
     pipes = dict.fromkeys(("stdin", "stdout"), subprocess.PIPE)
     with user.running("./own.run", "sh", "-c", UP, **pipes) as run:
@@ -185,7 +185,7 @@ def test_bundles_share_a_server(user: User, image: pathlib.Path) -> None:
 
 
 def test_few_open_files_are_no_failure(user: User, image: pathlib.Path) -> None:
-    """With few descriptors, a start beside another container works or fails as a start that is alone."""
+    """With few descriptors, a start beside another container of the image has the same result as a start alone."""
     assert shutil.which("bash")
     for limit in (7, 8, 9, 10, 12, 16):
         prefix = ("bash", "-c", f'ulimit -n {limit}; exec "$@"', "bash")

@@ -41,7 +41,7 @@ int main(void)
 }
 """
 CATCHABLE = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
-# A program that handles SIGINT, and keeps the default action of SIGTSTP
+# A shell program that handles SIGINT, and is stopped by SIGTSTP
 LOOP = "trap 'echo interrupted; exit 3' INT; echo started; while :; do sleep 0.1; done"
 
 
@@ -58,7 +58,7 @@ def box(user: User, tmp_path: pathlib.Path) -> User:
 
 @contextlib.contextmanager
 def command(user: User, verb: str, *words: str) -> Iterator[list[str]]:
-    """Return the command line that runs ``words`` in a new PID namespace, or with exec in that of a container."""
+    """Return the command line that runs ``words`` in a new PID namespace, or with exec in a container's namespace."""
     if verb == "start":
         yield user.command("penroot", "start", "--pid", "box", *words)
         return
@@ -109,7 +109,7 @@ def test_every_signal_reaches_the_program(box: User, verb: str) -> None:
 
 @pytest.mark.parametrize("verb", ["start", "exec"])
 def test_stopped_program_stops_its_caller(box: User, verb: str) -> None:
-    """The caller sees a stopped program as a stopped job, as without a PID namespace."""
+    """If the program is stopped, penroot stops too, so its caller sees a stopped job, as without a PID namespace."""
     with command(box, verb, "catcher") as words, running(words, box) as process:
         program = child(process.pid)
         os.kill(program, signal.SIGSTOP)
@@ -172,7 +172,7 @@ def test_window_size_reaches_the_program_once(box: User, verb: str) -> None:
 
 
 def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
-    """The kernel sends SIGIO, like SIGALRM and SIGXCPU, to one process. A terminal's signals go to the whole group."""
+    """The kernel sends SIGIO, SIGALRM and SIGXCPU only to penroot's process, unlike signals of a terminal."""
     with command(box, "start", "catcher") as words, running(words, box) as process:
         read, write = os.pipe()
         fcntl.fcntl(read, fcntl.F_SETOWN, process.pid)
@@ -183,7 +183,7 @@ def test_signal_of_the_kernel_reaches_the_program(box: User) -> None:
         os.close(write)
 
 
-# The parent is killed before its child can ask the kernel for a signal at the end of the parent.
+# The parent is killed before its child has called prctl(PR_SET_PDEATHSIG), which would kill the child with the parent.
 ORPHAN = """
 import os, time
 from enroot_py.runtime import supervise

@@ -56,7 +56,7 @@ def signed_by(*keys: Path, identity: dict[str, str] | None = REPOSITORY) -> dict
 
 
 def write(user: User, default: object, **transports: object) -> Path:
-    """Write the system's policy.json. ``default`` and each scope are a requirement or a list of requirements."""
+    """Write the system's policy.json. ``default`` and the value of each scope are one requirement or a list."""
 
     def as_list(requirements: object) -> object:
         return requirements if isinstance(requirements, list) else [requirements]
@@ -108,7 +108,7 @@ def test_no_verb_stores_an_unsigned_image(user: User, registry: Server, key: Pat
 @pytest.mark.parity("an image is verified again at each use")
 @pytest.mark.security("S2")
 def test_image_is_verified_at_each_use_without_its_registry(user: User, registry: Server, key: Path) -> None:
-    """The current rules and keys apply. The registry gets no request."""
+    """A stored image is checked by the current rules and keys, without a request to the registry."""
     write(user, signed_by(key))
     digest = user.penroot("digest", f"docker://{registry.host}/test/good:1").stdout.strip()
     with faulty(registry.host) as front:
@@ -147,7 +147,7 @@ def test_image_stored_before_the_policy_is_verified(user: User, registry: Server
 
 @pytest.mark.parity("a signature for another tag")
 def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: Server, key: Path) -> None:
-    """The wrong signatures are by the right key."""
+    """The right key has signed another tag, repository or digest."""
     image = images.busybox(entry("number", b"7"), kinds=OCI)
     repository, digest = f"{registry.host}/test/tagged", image.digest()
     registry.pusher.image("test/tagged", "1", image)
@@ -167,7 +167,7 @@ def test_a_signature_for_another_tag_repository_or_digest(user: User, registry: 
         done = user.penroot("start", f"{uri}:{tag}", "cat", "/number", status=1 if why else 0)
         assert done.stdout == ("" if why else "7")
         assert not why or f"{exact}: default[0] (default) requires: {why}" in done.stderr
-    write(user, signed_by(key))  # matchRepository
+    write(user, signed_by(key))  # the identity matchRepository accepts each tag of the repository
     sign(registry.pusher, "test/tagged", digest, SIGNER, f"{repository}:1")
     for target in (f"{uri}:2", f"{uri}@{digest}"):
         assert user.start(target, "cat", "/number") == "7"
@@ -186,7 +186,7 @@ def test_signature_of_an_index_covers_its_images(user: User, registry: Server, k
     assert user.start(f"{uri}:1", "cat", "/number") == "8"
     assert user.start(f"{uri}@{index_digest}", "cat", "/number") == "8"
     assert user.start(f"{uri}:1", "cat", "/number") == "8"  # from the store
-    # The digest of the image addresses no index, so no signature of an index is searched.
+    # The digest names the image and no index, so penroot does not look for a signature of the index.
     user.run("rm", "-rf", str(user.home / "cache"))
     assert "no signature" in user.penroot("start", f"{uri}@{mine.digest()}", "true", status=1).stderr
     # The second index, with another image, has no signature.
@@ -196,7 +196,7 @@ def test_signature_of_an_index_covers_its_images(user: User, registry: Server, k
 
 @pytest.mark.parity("signatures beside the image")
 def test_signatures_among_the_referrers(user: User, registry: Server, key: Path) -> None:
-    """Older registries list referrers under a tag: OCI distribution specification, "Referrers Tag Schema"."""
+    """Older registries have the list under a tag: "Referrers Tag Schema" in the OCI distribution specification."""
     write(user, signed_by(key))
     image = images.busybox(entry("number", b"5"), kinds=OCI)
     digest = registry.pusher.image("test/referred", "1", image)
@@ -230,7 +230,7 @@ def test_bundles_of_cosign_3(user: User, registry: Server, key: Path) -> None:
     shown = json.loads(user.penroot("inspect", "--signatures", uri).stdout)
     mine = [signature for signature in shown["signatures"] if signature["key"]]
     assert {"for": None, "digest": digest, "key": str(key)} in mine and shown["admitted"]
-    # The stored signature needs no registry.
+    # The signature is stored, so the start works although the registry no longer has it.
     registry.pusher.manifest("test/bundled", digest.replace(":", "-"), json.dumps(EMPTY).encode())
     assert user.start(uri, "cat", "/number") == "6"
 
@@ -253,7 +253,7 @@ def test_rules_of_scopes_take_precedence_over_the_default(user: User, registry: 
 
 @pytest.mark.parity("squashfs files, bcast:")
 def test_files_and_directories_have_no_signature(user: User, registry: Server, key: Path, image: Path) -> None:
-    """Rules match the path of a squashfs file in the transport squashfs, and that of a plain container in dir."""
+    """Rules of the transport squashfs match paths of squashfs files. Rules of dir match paths of plain containers."""
     user.penroot("create", "--name", "plain", str(image))
     user.penroot("import", "-o", "made.sqsh", f"docker://{registry.host}/test/good:1")
     write(user, signed_by(key))
@@ -344,7 +344,7 @@ def test_policies_of_user_and_site_apply_together(user: User, registry: Server, 
 
 @pytest.mark.parity("mirrors, and renamed registries")
 def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: Server, key: Path) -> None:
-    """The signature must name the image as the user does. The mirror also serves the signatures."""
+    """The mirror also serves the signatures. A signature must name the image as the user does, not as the mirror."""
     write(user, signed_by(key, identity={"type": "matchRepository"}))
     image = images.busybox(entry("number", b"6"), kinds=OCI)
     digest = registry.pusher.image("hub/their/box", "1", image)
@@ -361,7 +361,7 @@ def test_a_mirror_serves_what_is_signed_for_the_registry(user: User, registry: S
 
 @pytest.mark.parity("registries.d of podman and skopeo")
 def test_registries_d_can_switch_attachments_off(user: User, registry: Server, key: Path) -> None:
-    """The narrowest scope that has the key decides. The user's directory takes precedence over the system's."""
+    """The narrowest scope with use-sigstore-attachments decides. The user's directory has precedence."""
     write(user, signed_by(key))
     uri, directory = f"docker://{registry.host}/test/good:1", ".config/containers/registries.d"
 
@@ -408,7 +408,7 @@ class Skopeo:
         assert not done.stdout, done.stderr
 
     def knows_fulcio(self, path: Path) -> bool:
-        """Return whether this skopeo can read a policy with keyless identities, as versions from 1.10 can."""
+        """Return whether this skopeo can read a policy with keyless identities. Versions from 1.10 on can."""
         words = ("--policy", str(path), "copy", "-q", "dir:/none", "dir:/none")
         return "fulcio" not in self._user.run("skopeo", *words, status=None).stderr
 
@@ -423,7 +423,7 @@ class Skopeo:
 
 @pytest.mark.parity("signatures of cosign and skopeo by key")
 def test_signatures_of_skopeo_are_accepted(user: User, registry: Server, key: Path) -> None:
-    """The signature names a tag, so that the strictest identity matches."""
+    """skopeo's signature names a tag, so even the strictest identity accepts it."""
     peer = Skopeo(user, registry)
     path = write(user, signed_by(key, identity=None))
     here = f"docker://{registry.host}/test/peer"
@@ -485,16 +485,16 @@ def test_skopeo_has_the_same_scopes(user: User, registry: Server, scope: str) ->
 
 @dataclass
 class Keyless:
-    """A Fulcio and a Rekor, with which images are signed."""
+    """A certificate authority (Fulcio) and a log (Rekor) for keyless signatures."""
 
     directory: Path
     root: Authority
     rekor: Signer
 
     def sign(self, server: Server, repository: str, digest: str, *, time: int = 60, **changes: Any) -> None:
-        """Sign tag 1 of an image, and log the signature. The certificate is valid for ten minutes.
+        """Sign tag 1 of an image, and log the signature ``time`` seconds after the start of the certificate.
 
-        ``time`` is the seconds between the start of the certificate and the log entry.
+        The certificate is valid for ten minutes.
         """
         signer, data = Signer(), payload(f"{server.host}/{repository}:1", digest)
         signed, certificate = signer.sign(data), self.root.certify(signer, START, **changes)

@@ -47,7 +47,7 @@ def saved(user: User, registry: Server) -> Path:
 
 
 def write_form(user: User, registry: Server, form: str) -> str:
-    """Write the image in the user's home in the form that the URI ``form`` begins with, and return its URI."""
+    """Write the image to the user's home in a form such as ``oci:``. Return its URI, which begins with the form."""
     if form.startswith("docker-archive"):
         path = user.home / "saved.tar"
         skopeo(user, f"docker://{registry.host}/test/box:docker", f"docker-archive:{path}:test/box:docker")
@@ -84,7 +84,7 @@ def test_all_forms_share_the_layers_of_the_registry(user: User, registry: Server
 def test_create_load_and_import_take_every_form(user: User, layout: Path, saved: Path) -> None:
     user.penroot("create", f"oci:{layout}:one")
     assert user.start("layout+one", "cat", "/number") == "42"
-    user.penroot("load", "--name", "two", "oci:layout")  # relative to the working directory
+    user.penroot("load", "--name", "two", "oci:layout")  # a path relative to the working directory
     assert user.start("two", "cat", "/number") == "42"
     user.penroot("import", f"docker-archive:{saved}")
     assert user.start("./saved.sqsh", "cat", "/number") == "42"
@@ -107,7 +107,7 @@ def test_compressed_archive(user: User, saved: Path, program: str) -> None:
 
 
 def test_archive_with_compressed_layers_and_with_links(user: User, saved: Path) -> None:
-    """podman --compress and old versions of docker write such archives."""
+    """podman --compress writes compressed layers to archives, and old versions of docker write links."""
     work = user.home / "work"
     with tarfile.open(saved) as archive:
         archive.extractall(work)

@@ -1,4 +1,4 @@
-"""Squashfs images whose files have any owner, and a squashfuse that is killed or stopped."""
+"""Squashfs images whose files belong to other users, and a squashfuse that is killed or stopped."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ SHOW = "stat -c %u:%g /etc /bin/busybox; touch /etc/mine 2> /dev/null && stat -c
 
 def owned(user: User, tree: pathlib.Path, owners: str) -> pathlib.Path:
     """Make a squashfs file of ``tree``. ``owners`` is a key of OWNERS."""
-    squashed(user, tree)  # for its checks of the installed programs, and for access to /dev/fuse
+    squashed(user, tree)  # checks that the programs are installed, and opens /dev/fuse to users
     path = user.home / f"{owners}.sqsh"
     options = [*OWNERS[owners], "-noappend", "-quiet", "-no-progress"]
     subprocess.run(["mksquashfs", tree, path, *options], check=True)
@@ -60,7 +60,7 @@ def test_image_of_other_owners_under_fuse_overlayfs(user: User, tree: pathlib.Pa
 
 
 def test_container_over_image_of_other_owners_is_exported(user: User, tree: pathlib.Path) -> None:
-    """The export of a container has the files that only their owner may read."""
+    """The exported image also has the files that only their owner may read."""
     image = owned(user, tree, "mixed")
     user.penroot("create", "-n", "box2", str(image))
     user.penroot("export", "-o", "out.sqsh", "box2")
@@ -140,7 +140,7 @@ def killed_while_running(user: User, server: str, *words: str, **env: str) -> tu
     run = user.begin(*command, env=env, **dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE))
     assert run.stdout is not None and run.stderr is not None and run.stdout.readline() == "up\n"
     subprocess.run(["pkill", "-KILL", "-u", str(user.uid), server], check=True)
-    line = "" if "--pid" in words else run.stderr.readline()  # printed by a process beside the container
+    line = "" if "--pid" in words else run.stderr.readline()  # wait for the line of penroot-follow
     _, err = run.communicate("go\n", timeout=60)
     assert (line + err).count(" was killed") == 1
     return run.returncode, line + err
@@ -148,7 +148,7 @@ def killed_while_running(user: User, server: str, *words: str, **env: str) -> tu
 
 @pytest.mark.parametrize("options", [("--pid",), ("--pid", "--root")], ids=" ".join)
 def test_start_with_pid_names_killed_squashfuse(user: User, image: pathlib.Path, options: tuple[str, ...]) -> None:
-    """The process that waits for the container outside its PID namespace prints the line."""
+    """The error comes from the process that waits for the container outside its PID namespace."""
     status, err = killed_while_running(user, "squashfuse", *options, str(image))
     assert status > 0
     assert f" of {image} was killed by signal 9 while the container ran" in err
@@ -197,7 +197,7 @@ def test_exec_names_killed_squashfuse(user: User, image: pathlib.Path) -> None:
 
 
 def test_image_starts_with_few_open_files(user: User, image: pathlib.Path) -> None:
-    """A descriptor of the caller may have a number above the limit, as those of a shell can."""
+    """A descriptor of the caller may have a number above the limit, which ulimit has lowered afterwards."""
     script = 'exec 250< /dev/null; ulimit -n 12; exec "$@"'
     assert user.run("bash", "-c", script, "bash", "penroot", "start", str(image), "echo", "up").stdout == "up\n"
     # The program inherits the descriptor, although its number is above the limit.

@@ -1,4 +1,4 @@
-"""Run sshd in a container, a common use of pyxis. PAM reads the users from the shadow file."""
+"""Run sshd in a container, as users of pyxis often do. PAM looks up the user in the container's shadow file."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ from tests.waiting import until
 
 
 def snapshot(path: pathlib.Path) -> list[tuple[str, int, int, int]]:
-    """Return the path, mode, size and mtime of each entry of a tree. A write would change one of them."""
+    """Return path, mode, size and mtime of each entry of a tree. A write to the tree changes this list."""
     entries = []
     for entry in sorted(path.rglob("*")):
         info = entry.lstat()
@@ -61,6 +61,7 @@ def test_environment_is_the_images(user: User, rootfs: pathlib.Path) -> None:
 
 
 def test_without_a_script_of_the_image(user: User, rootfs: pathlib.Path) -> None:
+    """An image without /etc/rc: the command runs in HOME. A command with blanks is a script for sh."""
     assert user.start("box", "--", "echo", "x") == "x\n"
     assert user.start("box", 'echo "$1 $0"', "x") == "x sh\n"
     (rootfs / "opt/mine").mkdir()
@@ -127,7 +128,7 @@ def test_mounts(user: User, rootfs: pathlib.Path) -> None:
 def test_access_times_and_a_tmpfs(user: User, rootfs: pathlib.Path) -> None:
     options = ("-m", f"{user.home}:/mnt/x:none:x-create=dir,rbind,noatime", "-m", "tmpfs:/scratch")
     out = user.start(*options, "box", "grep", "-E", "/mnt/x|/scratch", "/proc/self/mounts")
-    # No other mount appears, although the start's working directory is below the first source.
+    # penroot's own mounts do not appear below /mnt/x, although penroot makes them below the home directory.
     assert [line.split()[1] for line in out.splitlines()] == ["/mnt/x", "/scratch"]
 
 
@@ -192,7 +193,7 @@ def test_command_is_searched_as_by_execvp(user: User, rootfs: pathlib.Path) -> N
 
 
 COVERED = "leads to /srv/py/python, which does not exist in the container; /srv"
-# Case -> (first line of the script, exit status, part of the error). {p} is the script's directory in the container.
+# Case -> (first line of the script, exit status, part of the error). {p} is the directory that contains the script.
 INTERPRETERS = {
     "absent": ("#!/opt/none/sh2", 127, "cannot run {p}/tool: its interpreter /opt/none/sh2 does not exist in"),
     "absent argument": ("#! /opt/none/sh2 -e", 127, "its interpreter /opt/none/sh2 does not exist in the container"),
@@ -232,7 +233,7 @@ def test_interpreter_that_cannot_run_is_named(user: User, rootfs: pathlib.Path, 
     assert len(done.stderr.splitlines()) == 1, done.stderr
 
 
-# Name in the directory of write_tool() -> (exit status, error of execve(2) and penroot's explanation)
+# File in the directory of write_tool() -> (exit status, the kernel's error and penroot's explanation)
 PROGRAMS = {
     "covered": (127, f"No such file or directory: it {COVERED}"),
     "link": (127, "No such file or directory: it leads to /opt/py/bin/python, which does not exist in the container"),
@@ -337,7 +338,7 @@ def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path
 def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None:
     with image.open("r+b") as f:
         f.seek(20)
-        f.write((2).to_bytes(2, "little"))  # LZMA, which squashfuse does not support
+        f.write((2).to_bytes(2, "little"))  # the compression LZMA, which squashfuse does not support
     done = user.penroot("start", str(image), "true", status=1)
     assert str(image) in done.stderr
     assert "Traceback" not in done.stderr
@@ -346,7 +347,7 @@ def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None
 
 def test_mount_of_the_scratch_parent_leaves_scratch_out(user: User, image: pathlib.Path) -> None:
     out = user.start("-m", f"{user.home}:/mnt:none:x-create=dir,rbind", str(image), "ls", "-A", "/mnt/run")
-    assert out == "servers\n"  # files of the runtime directory, which is on the disk
+    assert out == "servers\n"  # the runtime directory on the disk, without the mounts that penroot makes there
 
 
 def test_path_entries_that_are_no_programs_are_skipped(user: User, rootfs: pathlib.Path) -> None:

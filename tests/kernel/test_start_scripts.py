@@ -25,7 +25,7 @@ def test_batch_without_directive(user: User) -> None:
 
 @pytest.mark.parity("hooks: a hook that fails ends the start")
 def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path) -> None:
-    """The error of a failed hook contains its exit status and stderr."""
+    """The output of hooks is not in stdout of a start. If a hook fails, the error has its exit status and stderr."""
     text = "#!/bin/sh\necho noise\necho broken >&2\nexit ${STATUS:-0}\n"
     hook = user.write("etc/hooks.d/50-site.sh", text, 0o755)
     conf = user.write("box.conf", "hooks() { echo noise; }\n")
@@ -52,7 +52,7 @@ def test_output_of_hooks_is_not_the_containers(user: User, rootfs: pathlib.Path)
 def test_exit_status_of_a_configuration_is_the_starts(
     user: User, rootfs: pathlib.Path, script: str, status: int, error: str
 ) -> None:
-    """CPython 3.11 once printed a SystemError at exit: see gc.freeze() in main.py."""
+    """Nothing but the error is printed. CPython 3.11 once added a SystemError at exit: see gc.freeze() in main.py."""
     conf = user.write("box.conf", script)
     done = user.penroot("start", "-c", str(conf), "box", "echo", "x", status=status)
     assert done.stdout == "" and error.format(conf) in done.stderr
@@ -143,7 +143,7 @@ def test_pid_namespace_ends_with_its_parent(user: User, rootfs: pathlib.Path) ->
 
 
 def test_names_that_are_no_utf8(user: User, rootfs: pathlib.Path) -> None:
-    """Names may contain any bytes, and appear so in mountinfo and stat: here those of a container and a program."""
+    """The names of a container and a program, which penroot reads in mountinfo and /proc/PID/stat, are not UTF-8."""
     odd = os.fsdecode(b"\xff\xfe")
     rootfs.rename(user.data / odd)
     (user.home / "bin").mkdir()
@@ -187,7 +187,7 @@ def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None
 @pytest.mark.parity("ENROOT_RESTRICT_DEV", "10-devices: ENROOT_RESTRICT_DEV")
 @pytest.mark.security("O4")
 def test_restricted_dev_has_only_standard_devices(user: User, rootfs: pathlib.Path) -> None:
-    """With ENROOT_RESTRICT_DEV, a container has only standard devices, but the host's shared memory."""
+    """With ENROOT_RESTRICT_DEV, a container has a /dev with only standard devices, and the host's shared memory."""
     environ = {"ENROOT_RESTRICT_DEV": "y"}
     out = user.start("box", "sh", "-c", "readlink /proc/self/ns/ipc; ls /dev; echo y > /dev/null", env=environ)
     ipc, *names = out.split()
@@ -260,7 +260,7 @@ def test_login_shell(user: User, rootfs: pathlib.Path, profile: str, expected: s
 
 
 def test_login_shell_has_the_path_of_the_profile(user: User, rootfs: pathlib.Path) -> None:
-    """The PATH of /etc/profile counts if the image sets no PATH."""
+    """A login shell has the PATH of /etc/profile if the image's environment sets no PATH."""
     (rootfs / "etc/environment").write_text("A=1\n")
     (rootfs / "etc/profile").write_text("export PATH=/bin:/opt/mine\n")
     assert user.start("box", "sh", "-c", "echo $PATH", env={"ENROOT_LOGIN_SHELL": "yes"}) == "/bin:/opt/mine\n"
@@ -299,7 +299,7 @@ def test_login_shell_respects_login_defs_of_the_image(user: User, rootfs: pathli
     assert (rootfs / "var/log/lastlog").stat().st_size == 292 * (UID + 1)
     assert (rootfs / "var/log/wtmp").stat().st_size == 384
     assert user.start("--root", "box", "sh", "-c", "echo $PATH", env=login) == "/bin:/opt/super\n"
-    # Without a login shell, none of these are set.
+    # Without a login shell, neither TZ nor umask is as in login.defs.
     assert user.start("box", "sh", "-c", "echo x$TZ; umask").split() == ["x", "0022"]
     terminal = "echo 'echo hello; exit' | script -qec 'penroot start box' /dev/null"
     assert "message of the day" in user.run("sh", "-c", terminal, env=login).stdout
@@ -349,7 +349,7 @@ def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
 
 
 def test_data_path_that_is_a_bind_mount_is_listed(user: User, rootfs: pathlib.Path) -> None:
-    """The root of a mount differs from its path, as with subvolumes and in nested containers."""
+    """In mountinfo, the root of the mount differs from the data path, as with subvolumes and in nested containers."""
     moved = user.home / "moved"
     user.data.rename(moved)
     user.data.mkdir()
@@ -380,6 +380,7 @@ def test_exec_names_an_interpreter_that_cannot_run(user: User, sleeping: dict[st
 
 
 def test_exec_takes_a_number_for_a_job_before_a_pid(user: User, rootfs: pathlib.Path) -> None:
+    """exec 1 enters the container of job 1. Without such a container, 1 is a PID."""
     step = ("-e", "SLURM_JOB_ID=1", "-e", "SLURM_STEP_ID=3")
     with user.running("penroot", "start", *step, "box", "sleep", "600"):
         wait_for_running(user)
@@ -396,6 +397,7 @@ def test_exec_of_a_process_outside_containers_is_refused(user: User, rootfs: pat
 
 
 def test_exec_by_pid_reads_no_other_container(user: User, rootfs: pathlib.Path) -> None:
+    """exec PID opens as many files of /proc with four running containers as with one."""
     require(shutil.which("strace"), "strace is not installed")
     trace, counts, pid = user.home / "trace", [], ""
     started: list[subprocess.Popen[str]] = []

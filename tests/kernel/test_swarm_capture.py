@@ -1,4 +1,4 @@
-"""Capture all packets of a swarm, and check that they reveal no secret."""
+"""Capture all packets of a swarm (nodes that send an image to each other), and check that they reveal no secret."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from tests.kernel.test_swarm_sockets import Host, Lab, alone, blobs
 SIZES = (700_000, 300_001)
 TOKEN = '{"registry.example": "Bearer ' + random.Random(1).randbytes(300).hex() + '"}'
 MANIFEST, CONFIG = (random.Random(seed).randbytes(2000).hex().encode() for seed in (2, 3))
-_PIECE = 12  # bytes: so many consecutive bytes of a secret cannot be in a packet by chance
+_PIECE = 12  # bytes: a packet does not contain 12 consecutive bytes of a secret by chance
 _ALL = 3  # ETH_P_ALL, if_ether.h
 _ATTEMPTS = 20
 
@@ -90,12 +90,12 @@ def test_captured_packets_reveal_nothing(tmp_path: Path) -> None:
             assert lab.requests == [0, 1], (
                 "each node should download one blob from the registry and the other from its peer"
             )
-            if sum(map(len, packets)) > SIZES[1]:  # on a busy machine, the kernel drops packets of the capture
+            if sum(map(len, packets)) > SIZES[1]:  # if the machine is busy, the kernel captures fewer packets
                 return not reveals(packets, secrets)
         raise AssertionError("each capture lost too many packets")
 
     def clear(address: str) -> bool:
-        """Send a secret in plain text, and return whether the capture contains it."""
+        """Send a part of a secret in plain text, and return whether the capture contains that part."""
         with (
             captured() as packets,
             socket.create_server((address, 0)) as server,

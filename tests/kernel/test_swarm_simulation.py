@@ -1,4 +1,4 @@
-"""Simulate a swarm in virtual time: its duration, its traffic, and that every living node gets the image."""
+"""Simulate swarms in virtual time. Check their duration and traffic, and that every living node gets the image."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def test_many_nodes_take_little_longer_than_one(nodes: int) -> None:
 
 @pytest.mark.parametrize(("nodes", "seed"), [(3, 3), (100, 10)])
 def test_slow_fetcher_delays_the_others_little(nodes: int, seed: int) -> None:
-    """In the run of a hundred nodes, the other fetcher dies, and a third node takes over."""
+    """One of two fetchers, which ask the registry, is slow. Of 100 nodes, the other dies, and a third takes over."""
     outcome = large(nodes, seed, **TROUBLE)
     assert outcome.slow
     assert last_of(outcome) <= MAX_RATIO * last_of(large(1)) + 2 * DETECTION_S
@@ -35,7 +35,7 @@ def test_dead_and_slow_nodes_delay_the_others_little() -> None:
 
 @pytest.mark.parametrize(("nodes", "late", "seed"), [(4, 1.0, 4), (8, 2, 1), (16, 5, 2), (16, 20, 5), (8, 60, 0)])
 def test_late_node_uploads_its_share(nodes: int, late: float, seed: int) -> None:
-    """Nodes join within ``late`` seconds. If late nodes did not upload, the first would upload several images."""
+    """Nodes join within ``late`` seconds. If late nodes did not upload, early nodes would upload several images."""
     blobs, link = [80_000_000, 70_000_000, 60_000_000, 40_000_000], 3.75e6
     outcome = Run(World(nodes, blobs, link, link, unpack=1e9, late=late, seed=seed)).go()
     assert len(outcome.ready) == nodes

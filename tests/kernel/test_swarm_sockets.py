@@ -1,4 +1,7 @@
-"""A swarm over real sockets. The tracker, the nodes and the attackers are processes of this host."""
+"""A swarm over real sockets: nodes send an image to each other, as the tracker, a process of srun, arranges.
+
+The tracker, the nodes and the attackers are processes of this host.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +57,7 @@ def readable(fd: int, seconds: float) -> bool:
 
 
 class Host:
-    """The tracker's host, which resolves the image. Without layers, the registry refuses the image."""
+    """The owner of a tracker gives it the image's documents. Without ``layers``, the registry refuses the image."""
 
     def __init__(self, layers: Sequence[bytes]) -> None:
         self.layers = layers
@@ -85,7 +88,7 @@ class Lab:
         host: str = "127.0.0.1",
         has: Callable[[Sequence[bytes]], Host] = Host,
     ) -> None:
-        """Start the tracker. ``host`` is an address of the tracker's host, and ``has`` creates its Host."""
+        """Start the tracker, to which nodes connect at the address ``host``. ``has`` creates its Host."""
         self.directory, self.layers, self.nodes, self.host = directory, layers, nodes, host
         self.swarm = Swarm(KEY, CONTEXT, nodes)
         self.processes: dict[int, int] = {}
@@ -147,7 +150,7 @@ class Lab:
 
     @property
     def requests(self) -> list[int]:
-        """Return the blob of each request to the registry."""
+        """Return the number of the requested blob, for each request to the registry."""
         return sorted(int(path.name.split(".")[0]) for path in self.directory.iterdir())
 
     def close(self) -> None:
@@ -204,7 +207,7 @@ def connect_to_tracker(
     lacks: bool = True,
     host: str = "127.0.0.1",
 ) -> Connection:
-    """Return a connection to the tracker. When it is ready, the node announces itself."""
+    """Return a connection to the tracker. When the connection is ready, the node announces itself on it."""
     connection = loop.connect("t", (host, port))
     connection.max_bytes = wire.MAX_TRACKER_BYTES
     connection.on_message = on_message
@@ -251,7 +254,7 @@ def test_each_blob_is_fetched_once_for_all_nodes(make: Callable[..., Lab], nodes
 @pytest.mark.usefixtures("patient")
 @pytest.mark.skipif(not os.path.exists("/proc/net/if_inet6"), reason="this kernel has no IPv6")
 def test_nodes_share_blobs_by_ipv6(make: Callable[..., Lab]) -> None:
-    """Nodes connect to the addresses from which other nodes have connected to the tracker."""
+    """A node connects to another node at the address that the tracker sees, which is an IPv6 address here."""
     lab = make(SIZES, 3, "::1")
     lab.start(*range(3))
     assert lab.all_get_the_image(*range(3))
@@ -294,6 +297,7 @@ def test_late_node_gets_the_image(make: Callable[..., Lab]) -> None:
 
 
 def test_node_with_a_route_fetches_for_all(make: Callable[..., Lab]) -> None:
+    """Only one of three nodes reaches the registry."""
     lab = make(SIZES, 3)
     lab.start(0, 1, reaches=False)
     lab.start(2)
@@ -308,7 +312,7 @@ def test_nodes_go_on_without_a_tracker(make: Callable[..., Lab]) -> None:
     assert lab.all_get_the_image(*range(3))
 
 
-# -- attacks; a stranger is a connection that is no member of the swarm
+# -- attacks; a stranger is a connection that has not proved to be a member of the swarm
 
 
 def stranger(port: int) -> socket.socket:
@@ -326,7 +330,7 @@ class Talk:
         self.sent: list[bytes] = []
 
     def send(self) -> None:
-        """Send the bytes that TLS has pending."""
+        """Send the bytes that TLS wants to send."""
         self.sent.append(self._end.pending())
         self._sock.sendall(self.sent[-1])
 
@@ -345,7 +349,7 @@ class Talk:
         self.send()
 
     def read(self) -> bytes:
-        """Read once. Return all bytes that receive() has not consumed. Raises EOFError."""
+        """Read from the socket once. Return all bytes that receive() has not yet consumed. Raises EOFError."""
         data = self._sock.recv(65536)
         if not data:
             raise EOFError
@@ -382,7 +386,7 @@ def test_silent_connection_is_closed(make: Callable[..., Lab]) -> None:
     lab = make(SIZES, 2)
     began = time.monotonic()
     with stranger(lab.port) as silent, stranger(lab.port) as slow:
-        slow.sendall(b"\x16\x03\x01\x02")  # a ClientHello begins
+        slow.sendall(b"\x16\x03\x01\x02")  # the first bytes of a ClientHello
         assert is_closed(silent)
         assert is_closed(slow)
         assert time.monotonic() - began >= loops.ACCEPT_TIMEOUT_S - 0.2
@@ -398,7 +402,7 @@ def test_many_strangers_do_not_keep_members_out(make: Callable[..., Lab]) -> Non
         assert all(map(is_closed, strangers))
 
 
-# The ClientHello of a stranger
+# The ClientHello of an attacker with another key
 HELLO = End("t", 1, (b"x" * 32, CONTEXT)).pending()
 
 
@@ -411,7 +415,7 @@ def flood(port: int, network: str, address: str) -> None:
         source = f"{network}.{number // 250 % 250}.{1 + number % 250}"
         sock = socket.socket()
         sock.setblocking(False)
-        with contextlib.suppress(OSError):  # a queue of the kernel may be full
+        with contextlib.suppress(OSError):  # the kernel's queue may be full
             sock.bind((source, 0))
             sock.connect_ex((address, port))
             if number % 3:
@@ -444,7 +448,7 @@ def admits_member(port: int, address: str, role: str = "t", node: int = 1) -> bo
 
 
 def alone(act: Callable[[str], bool]) -> bool:
-    """Call ``act`` in a network namespace that has only 10.0.0.0/8 on lo, with an address there. Return its result."""
+    """Call ``act`` with an address of a network namespace that has only 10.0.0.0/8, on lo. Return the result."""
     child = os.fork()
     if child == 0:
         try:
@@ -471,6 +475,7 @@ def alone(act: Callable[[str], bool]) -> bool:
     ],
 )
 def test_addresses_of_one_user_are_one_neighbourhood(one: str, other: str, same: bool) -> None:
+    """Addresses that one user may hold count as one: all loopback addresses, and an IPv6 network of 64 bits."""
     assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is same
 
 
@@ -489,7 +494,7 @@ def test_flood_from_many_addresses_keeps_no_member_out(role: str, network: str) 
 @pytest.mark.security("N1")
 @pytest.mark.parametrize("wrong", [{"swarm": (b"x" * 32, CONTEXT)}, {"swarm": (KEY, "7.1")}, {"role": "p"}])
 def test_member_of_another_swarm_learns_nothing(make: Callable[..., Lab], wrong: dict[str, Any]) -> None:
-    """The answer is an alert. It contains no certificate, not even an encrypted certificate."""
+    """The answer is a TLS alert without a certificate, not even an encrypted one."""
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
         Talk(sock, **wrong).send()
@@ -561,7 +566,7 @@ def test_false_message_harms_only_its_sender(make: Callable[..., Lab], message: 
 
 
 def test_one_node_that_lacks_the_image_gets_the_reason(make: Callable[..., Lab]) -> None:
-    """A node that has the image does not fail, so the tracker must send the reason to a node without the image."""
+    """Only a node that lacks the image fails and prints the reason, so the tracker sends the reason to one of these."""
     lab = make((), 3)
     messages: dict[int, Mapping[str, object]] = {}
     announced: list[int] = []
@@ -579,7 +584,7 @@ def test_one_node_that_lacks_the_image_gets_the_reason(make: Callable[..., Lab])
 
 @pytest.mark.security("N2")
 def test_peer_that_does_not_read_is_closed() -> None:
-    """The unsent data for a peer is limited. Above the limit, the connection of this peer ends."""
+    """If more data waits for a peer than a limit allows, the connection to this peer is closed."""
     loop = Loop(Swarm(KEY, CONTEXT, 2), TRACKER)
     accepted: list[Connection] = []
     reasons: list[str] = []
@@ -630,7 +635,7 @@ def members() -> Iterator[Callable[..., Members]]:
 
 
 class Members:
-    """A listening tracker or peer in a swarm of three nodes. It serves only while a client connects."""
+    """A listening tracker or peer in a swarm of three nodes. It serves connections only during connect()."""
 
     def __init__(self, role: str, max_connections: int) -> None:
         self.role, self.loop = role, Loop(Swarm(KEY, CONTEXT, 3), TRACKER)
@@ -655,7 +660,7 @@ class Members:
 
     @property
     def open(self) -> list[int]:
-        """Return the node of each open connection."""
+        """Return the number of the node of each open connection."""
         return [member.node for member in self.connections if not member._closed]
 
     def close(self) -> None:
@@ -673,7 +678,7 @@ def test_node_has_no_more_connections_than_it_needs(
         lobby.connect(1)
     lobby.connect(2)
     assert sorted(lobby.open) == [1] * max_connections + [2]
-    assert not readable(first.fileno(), 0)  # the later connections have not replaced the first one
+    assert not readable(first.fileno(), 0)  # later connections have not closed the first one
     first.close()
     until(lobby.loop, lambda: len(lobby.open) == max_connections)
     lobby.connect(1)
@@ -683,6 +688,7 @@ def test_node_has_no_more_connections_than_it_needs(
 @pytest.mark.security("N1")
 @pytest.mark.parametrize("role", ["t", "p"])
 def test_number_of_a_node_belongs_to_its_host(members: Callable[..., Members], role: str) -> None:
+    """A connection of node 1 from another address is closed, even after the first connection has ended."""
     lobby = members(role, 2)
     first = lobby.connect(1)
     assert is_closed(lobby.connect(1, "127.0.0.2"))
@@ -702,7 +708,7 @@ def test_unknown_node_number_is_refused(members: Callable[..., Members], role: s
 
 @pytest.mark.parametrize("role", ["t", "p"])
 def test_repeated_first_message_holds_little(members: Callable[..., Members], role: str) -> None:
-    """An eavesdropper can repeat a node's first message. The node itself is admitted nevertheless."""
+    """An eavesdropper can repeat a node's first message many times. The node itself is still admitted."""
     lobby = members(role, 1)
     repeated = [lobby.connect(1, ends=False) for _ in range(20)]
     assert sum(readable(sock.fileno(), 0) for sock in repeated) >= 20 - loops.MAX_UNFINISHED
@@ -745,7 +751,7 @@ def has_another(**wrong: Any) -> Callable[[socket.socket], None]:
 def knows_the_name(
     identity: Identity | None = None, version: ssl.TLSVersion = ssl.TLSVersion.TLSv1_3
 ) -> Callable[[socket.socket], None]:
-    """Return the attack of an eavesdropper that knows a member's server name, with the certificate of ``identity``."""
+    """Return an attack with a member's server name, which eavesdroppers see, and the certificate of ``identity``."""
 
     def attack(sock: socket.socket) -> None:
         context = (
@@ -797,7 +803,7 @@ def test_attack_is_one_debug_line(name: str, monkeypatch: pytest.MonkeyPatch) ->
 
 
 class Member:
-    """One of three nodes, with the key. It lacks the last blob, and can send arbitrary requests to its parent."""
+    """A hostile node of three, which has the key. It lacks the last blob, and can send any request to its parent."""
 
     def __init__(self, lab: Lab) -> None:
         self._sock = stranger(lab.port)
@@ -814,7 +820,7 @@ class Member:
         assert host == "127.0.0.1"
 
     def connect(self) -> tuple[socket.socket, Talk]:
-        """Connect to the parent."""
+        """Connect to the parent, the node that sends blobs to this one."""
         sock = stranger(int(str(self.port)))
         return sock, Talk(sock, role="p")
 
@@ -831,7 +837,7 @@ class Member:
 
 @pytest.mark.security("N2")
 def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None:
-    """The peer handles a request that it gets before the plan when the tracker has sent the plan."""
+    """A peer keeps a request until it knows the tracker's plan (who sends to whom). Then it refuses a bad request."""
     loop, messages = Loop(Swarm(KEY, CONTEXT, 3), TRACKER), list[Mapping[str, object]]()
     peers: list[Connection] = []
     reasons: list[str] = []
@@ -865,7 +871,7 @@ def test_bad_request_before_the_plan_ends_only_the_child(tmp_path: Path) -> None
 
 
 @pytest.mark.security("N2")
-@pytest.mark.usefixtures("patient")  # without it, the other nodes would leave in the end, because this node is silent
+@pytest.mark.usefixtures("patient")  # without it, the silence of this node would finally make the others leave
 @pytest.mark.parametrize(
     "message",
     [
@@ -888,7 +894,7 @@ def test_bad_request_of_a_child_ends_its_connection(make: Callable[..., Lab], me
 
 @pytest.mark.security("N2")
 def test_request_for_an_unknown_blob_is_ignored(make: Callable[..., Lab]) -> None:
-    """The answer to a request for an unknown and a known blob is the known blob."""
+    """If a request names an unknown and a known blob, the parent sends the known one."""
     lab = make(SIZES, 3)
     lab.start(0, 2)
     with contextlib.closing(Member(lab)) as member:
@@ -919,6 +925,7 @@ def test_child_that_does_not_read_delays_no_node(make: Callable[..., Lab]) -> No
 
 @pytest.mark.parametrize(("nodes", "idle_s"), [(2, 3), (10_000, 30)])
 def test_ten_thousand_nodes_get_few_pings(nodes: int, idle_s: int) -> None:
+    """In a large swarm, TCP keepalive to the tracker is less frequent than in a small one."""
     loop = Loop(Swarm(KEY, CONTEXT, nodes), 0)
     with socket.create_server(("127.0.0.1", 0)) as server:
         for role, seconds in ((loops.TO_TRACKER, idle_s), (loops.TO_PEER, 3)):
@@ -952,7 +959,7 @@ def until(loop: Loop, happens: Callable[[], object]) -> None:
 
 
 def test_unknown_node_is_refused_beside_the_seed(make: Callable[..., Lab]) -> None:
-    """The seed and the tracker have different numbers. The tracker refuses a number that no node has."""
+    """The seed, a peer on srun's host, and the tracker have different numbers. An unknown number is refused."""
     assert SEED != TRACKER
     lab = make(SIZES, 2)
     with stranger(lab.port) as sock:
@@ -960,7 +967,7 @@ def test_unknown_node_is_refused_beside_the_seed(make: Callable[..., Lab]) -> No
 
 
 def test_objects_of_a_parent_close_no_later_file() -> None:
-    """Socket objects of the parent keep their descriptor numbers in a child until they are closed or collected."""
+    """In a child, the parent's socket objects still have descriptor numbers, which other files may have by then."""
     ours, other = socket.socketpair()
     read, write = os.pipe()
     if (child := os.fork()) == 0:

@@ -1,4 +1,4 @@
-"""A node that waits for its swarm, or that cannot join it, prints a message."""
+"""A node prints a message if it waits for its swarm (nodes that send an image to each other), or cannot join it."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def test_first_blob_without_bytes_reports_a_quiet_swarm(
 
 @pytest.mark.parametrize("given_up", [False, True])
 def test_reader_sleeps_until_bytes_come(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, given_up: bool) -> None:
-    """The reader is woken up. With polling at this interval, the test would take too long."""
+    """New bytes wake the reader up. With checks every _LOOK_S, which is a day here, the test would take too long."""
     monkeypatch.setattr(reader, "_LOOK_S", 1e5)
     spool = Spool([2 * PIECE], [0], str(tmp_path))
     spool.set_trees(1)

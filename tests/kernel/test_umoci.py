@@ -1,4 +1,4 @@
-"""Compare the files of an imported image with those that umoci unpacks."""
+"""Compare the files that penroot and umoci unpack from the same image."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ SECOND = [
 
 
 def sparse(parent: Path) -> Iterator[Layer]:
-    """Yield one layer for each format in which GNU tar writes sparse files, except one that umoci does not support."""
+    """Yield one layer for each of GNU tar's sparse formats, except the one that umoci does not support."""
     for form in ("0.1", "1.0"):
         top = parent / form
         (top / "data/sparse").mkdir(parents=True)
@@ -105,9 +105,9 @@ Files = dict[str, tuple[object, ...]]
 
 
 def describe(root: Path) -> Files:
-    """Return type, mode, links, size, time, content and attributes of every file beneath ``root``.
+    """Return type, mode, names, size, time, content and attributes of every file beneath ``root``.
 
-    Links are the names of a file beneath ``root``, because the link count of overlayfs includes hidden names.
+    The names replace the link count, because the link count of overlayfs includes hidden names.
     """
     files: Files = {}
     names_of: dict[tuple[int, int], list[str]] = {}
@@ -133,7 +133,7 @@ def differences(ours: Files, theirs: Files) -> dict[str, tuple[object, object]]:
 
 
 def in_a_tree(files: Files) -> Files:
-    """Return the files with the modes that they have in a layer's tree and a container: u+rwX, and no special bits."""
+    """Return the files with their modes in a layer's tree and in a container: u+rwX added, special bits removed."""
     added = {stat.S_IFDIR: 0o700, stat.S_IFREG: 0o400, stat.S_IFIFO: 0o600}
     return {
         name: (kind, mode & 0o777 | added.get(kind, 0), *rest)  # type: ignore[operator,call-overload]

@@ -12,7 +12,7 @@ import pytest
 from tests.kernel.conftest import PREFIX, User, require
 from tests.kernel.test_mounts import fstab
 
-# A module of nsswitch.conf(5). It knows one user, whose fields are in the environment.
+# A module for nsswitch.conf(5). It knows one user. Variables hold the fields of the user's entry in passwd.
 MODULE = r"""
 #include <grp.h>
 #include <nss.h>
@@ -43,7 +43,7 @@ SHOW = 'grep ":$(id -u):" /etc/passwd; grep ":$(id -g):" /etc/group; echo "$HOME
 
 
 class Directory:
-    """A directory service that knows only ``user``. ``fields`` are the user's fields."""
+    """A directory service that knows only ``user``. ``fields`` are the fields of the user's entry in passwd."""
 
     def __init__(self, user: User) -> None:
         require(os.geteuid() == 0, "only root can put nsswitch.conf in place")

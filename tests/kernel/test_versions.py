@@ -1,4 +1,4 @@
-"""Use one store with an earlier and a later version of penroot. Run penroot from a read-only installation."""
+"""An earlier and a later version of penroot use one store. penroot runs from a read-only installation."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """python-prctl reads the capabilities and other attributes of a program in a container.
 
-It shares no code with the C shim that sets them.
+python-prctl shares no code with penroot's C module, which sets these attributes.
 """
 
 from __future__ import annotations

@@ -1,4 +1,7 @@
-"""Many starts of one squashfs file from Python: a zygote clones process 1 of each container for the launcher."""
+"""Many starts of one squashfs file from Python: a zygote clones process 1 of each container.
+
+The launcher, which starts containers for the Python program, is the parent of the zygote and of its clones.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ import pytest
 from tests.kernel.conftest import User, pack, servers
 from tests.kernel.test_api import nothing_is_left, python
 
-# run_by_zygote() repeats a start until the container's process 1 is a child of the launcher.
+# run_by_zygote() repeats a start until the launcher is the parent of the container's process 1, as with a zygote.
 HEAD = """
 from pathlib import Path
 from enroot_py.api import client
@@ -57,7 +60,7 @@ def zygote(user: User, image: Path, text: str) -> list[str]:
 
 
 def pack_new(user: User, rootfs: Path) -> None:
-    """Make the image new.sqsh, with other content."""
+    """Make the image new.sqsh, in which /etc/environment has other content."""
     (rootfs / "etc/environment").write_text("NEW=yes\n")
     user.own(pack(rootfs, user.home / "new.sqsh"))
 
@@ -69,7 +72,7 @@ def test_containers_of_a_zygote_are_as_others(user: User, rootfs: Path, image: P
         """
         facts = "id -u; id -g; cat /proc/self/uid_map; echo $$ $PPID; ls /proc/self/fd; stat -c '%a %u %n' /*"
         first = shown("sh", "-c", facts)
-        with enroot_py.Container(image):  # its server stays
+        with enroot_py.Container(image):  # keeps the image's server running
             run_by_zygote(image).join()
             print({shown("sh", "-c", facts) for _ in range(20)} == {first})
             print({enroot_py.run(image, ["sh", "-c", "exit 5"]).returncode for _ in range(20)})
@@ -121,12 +124,12 @@ def test_starts_go_on_after_a_kill(user: User, rootfs: Path, image: Path, victim
                 print(e)
         """,
     )
-    assert lines[-1] == "0" and set(lines[1:]) == {"0"}  # a kill may fail one start
+    assert lines[-1] == "0" and set(lines[1:]) == {"0"}  # the kill may make one start fail
     nothing_is_left(user)
 
 
 def test_zygote_ends_soon_after_the_last_start(user: User, rootfs: Path, image: Path) -> None:
-    """It keeps the server of the image running, but not for long."""
+    """A zygote keeps the server of its image running, so it ends soon after the last container."""
     lines = zygote(
         user,
         image,

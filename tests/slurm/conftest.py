@@ -18,17 +18,17 @@ from tests.slurm.steps import assert_nothing_left
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
-    """Make the lab's images if a test needs them: once on a machine, and outside of any test's time limit."""
+    """Make the lab's images, if a test needs them, before the tests: once on a machine, and without a time limit."""
     if session.config.option.collectonly or not any("lab" in getattr(i, "fixturenames", ()) for i in session.items):
         return
-    with contextlib.suppress(PrerequisiteError, OSError, subprocess.CalledProcessError):  # the fixture reports it
+    with contextlib.suppress(PrerequisiteError, OSError, subprocess.CalledProcessError):  # the fixture lab reports it
         check_prerequisites()
         images.build(say=print)
 
 
 @pytest.fixture(scope="session")
 def lab() -> Iterator[Lab]:
-    """Return a cluster of two nodes, with the plugin of $PENROOT_PREFIX if that is set.
+    """Yield a cluster of two nodes, with the plugin of $PENROOT_PREFIX if that is set.
 
     If a lab with these arguments is up, use it and leave it up. On a machine that cannot run a lab, tests fail in CI
     and are skipped elsewhere.
@@ -70,7 +70,7 @@ def not_drained(request: pytest.FixtureRequest) -> Iterator[None]:
 
 @pytest.fixture
 def nothing_left(lab: Lab) -> Iterator[None]:
-    """Check that a test's jobs leave nothing on any node. The test removes its named containers."""
+    """Check that a test's jobs leave nothing on any node. The test itself must remove its named containers."""
     yield
     assert_nothing_left(lab)
 

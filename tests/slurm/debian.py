@@ -18,7 +18,7 @@ APT = b"""#!/bin/sh
 
 
 def push(lab: Lab) -> None:
-    """Push the smallest image of the lab, with apt-get, to its registry."""
+    """Add the fake apt-get to the smallest image of the lab, and push it to the lab's registry."""
     copy = ["skopeo", "--insecure-policy", "copy", "-q"]
     lab.run([*copy, "docker://registry.lab/minimal:docker", "dir:debian"])
     place = Path(lab.root, "home/alice/debian")

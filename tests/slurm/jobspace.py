@@ -1,4 +1,4 @@
-"""A stand-in for namespace/linux of Slurm 25.11.
+"""A stand-in for Slurm 25.11's plugin namespace/linux.
 
 ``jobspace.py hold MAP`` makes the namespaces of a job. Run as slurmd's slurmstepd (``slurmd -d``), the script starts a
 step's slurmstepd in these namespaces, like slurmd 25.11: namespace_p_join(). MAP is the text that a user_ns_script
@@ -24,7 +24,7 @@ def call(name, *arguments):
 
 
 def hold(text):
-    """Create the namespaces, and process 1 of the PID namespace. Write the pid of the process that holds them."""
+    """Create the namespaces, and process 1 of the PID namespace. Write the holder's process id to PID_FILE."""
     made, go = os.pipe(), os.pipe()
     parent = os.fork()
     if parent == 0:
@@ -55,7 +55,7 @@ def hold(text):
 
 
 def join(arguments):
-    """Run the slurmstepd of a step in these namespaces."""
+    """Run the slurmstepd of a step in the namespaces that hold() has created."""
     with open(PID_FILE) as file:
         process = file.read().strip()
     spaces = [os.open(f"/proc/{process}/ns/{name}", os.O_RDONLY) for name in ("user", "pid_for_children", "mnt")]
@@ -69,7 +69,7 @@ def join(arguments):
 
 if sys.argv[1:2] == ["hold"]:
     hold(sys.argv[2])
-elif sys.argv[1:2] == ["spank"]:  # the epilog of a job
+elif sys.argv[1:2] == ["spank"]:  # the epilog of a job, which runs outside of the namespaces
     os.execv(SLURMSTEPD, [SLURMSTEPD, *sys.argv[1:]])
 else:
     join(sys.argv[1:])

@@ -22,7 +22,7 @@ MINIMAL = "registry:5000#minimal:1"
 IMAGE = f"--container-image={MINIMAL}"
 ON_N1 = ("-w", "n1", "--overlap")
 HELPER = "[p]yxis_py.helper"  # a pattern of pgrep(1)
-PMIX = pytest.mark.usefixtures("pmix")  # requirements of srun --mpi=pmix
+PMIX = pytest.mark.usefixtures("pmix")  # for tests of srun --mpi=pmix, which not every Slurm has
 
 
 def srun(lab: Lab, *arguments: str, env: dict[str, str] | None = None, cwd: str | None = None) -> str:
@@ -97,7 +97,7 @@ def let_time_be_over(lab: Lab) -> None:
 
 
 def kill_helper(lab: Lab) -> None:
-    """Kill the helpers of n1, and wait for their end: until then a busy machine's helper may still answer."""
+    """Kill the helpers on n1, and wait for their end: on a busy machine, a dying helper may still answer."""
     on_node(lab, f"pkill -KILL -f {HELPER}; while pgrep -f {HELPER}; do sleep 0.02; done")
 
 

@@ -20,7 +20,7 @@ PLUGIN = f"{LIBRARY}/spank_pyxis.so"
 
 
 def check(lab: Lab, script: str = CHECK, user: str = "root") -> str:
-    """Return the report of a check on n1 that must fail."""
+    """Run a check on n1, which must fail, and return its report."""
     done = lab.run(["sh", "-ec", script], node="n1", user=user, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr == ""
@@ -41,7 +41,7 @@ def with_stack(directory: str, *lines: str) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def unconfigured(lab: Lab) -> Iterator[subprocess.Popen[str]]:
-    """Start a check without Slurm's configuration before all tests, because it waits long for slurmctld."""
+    """Start a check without Slurm's configuration. It waits long for slurmctld, so start it before all tests."""
     script = f"SLURM_CONF=/no/such exec {CHECK} --plugstack /etc/slurm/plugstack.conf"
     begun = lab.popen(["sh", "-c", script], node="n1", user="root")
     yield begun
@@ -52,7 +52,7 @@ def unconfigured(lab: Lab) -> Iterator[subprocess.Popen[str]]:
 @pytest.mark.parametrize("user", ["root", "alice"])
 def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
     out = lab.run(CHECK, node="n1", user=user).stdout
-    # Leave out squashfuse and Yama: they differ between distributions, and a step does not need them.
+    # Ignore lines about squashfuse and Yama: they differ between distributions, and do not affect a step.
     lines = [line for line in out.splitlines() if not re.search("squashfuse 0.5|one thread|ptrace_scope", line)]
     assert all(line.startswith("ok ") for line in lines), out
     assert any(f"loads {PLUGIN}, for Slurm" in line for line in lines)
@@ -117,6 +117,7 @@ def test_a_file_that_is_not_there(lab: Lab, directory: str) -> None:
 
 
 def test_user_missing_in_the_user_database(lab: Lab) -> None:
+    """The check also works for a user id without an account."""
     as_user = "setpriv --reuid=27001 --regid=27001 --clear-groups -- env HOME=/tmp"
     assert "containers are in" in check(lab, f"{as_user} {CHECK} --plugstack /no/such")
 
@@ -143,7 +144,7 @@ def test_the_plugin_is_loaded_twice(lab: Lab, directory: str) -> None:
 @pytest.mark.parity("check: problems of plugstack.conf and versions")
 def test_a_private_tmp_that_comes_later(lab: Lab, directory: str) -> None:
     script = with_stack(directory, f"required {PLUGIN}", "optional /usr/lib/slurm/auto_tmpdir.so")
-    out = lab.run(["sh", "-c", script], node="n1", user="root").stdout  # a warning
+    out = lab.run(["sh", "-c", script], node="n1", user="root").stdout  # a warning only: exit status 0
     assert "warn" in out
     assert "comes after spank_pyxis.so: containers have the node's /tmp" in out
 
@@ -173,7 +174,7 @@ def test_the_device_cgroup_denies_fuse(lab: Lab, directory: str) -> None:
 @pytest.mark.parity("check: SELinux")
 def test_proc_hides_processes(lab: Lab, directory: str) -> None:
     script = f"unshare -m sh -ec 'mount -t proc -o hidepid=2 proc /proc; {CHECK}'"
-    out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning
+    out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning only: exit status 0
     assert "warn /proc is mounted with hidepid=" in out
     assert "mount -o remount,hidepid=0 /proc" in out
 
@@ -205,7 +206,7 @@ def test_a_quota_of_files(lab: Lab, directory: str) -> None:
 def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o nr_inodes=20000,mode=700 none {directory}"
     script = f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory} {CHECK}'"
-    out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning
+    out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning only: exit status 0
     assert f"warn {directory} has room for 19999 files (the file system)" in out
 
 
@@ -231,9 +232,9 @@ def test_root_is_nobody_in_homes(lab: Lab) -> None:
 
 
 def test_the_configuration_of_slurm_is_not_there(lab: Lab, unconfigured: subprocess.Popen[str]) -> None:
-    """Without its configuration, srun does not even print its version."""
+    """Without its configuration, not even srun -V works. The check warns, and asks slurmd for the version."""
     out, err = unconfigured.communicate(timeout=250)
-    assert (unconfigured.returncode, err) == (0, "")  # a warning
+    assert (unconfigured.returncode, err) == (0, "")  # a warning only
     assert "warn scontrol cannot show the configuration of Slurm" in out
     assert f"loads {PLUGIN}, for Slurm" in out
 

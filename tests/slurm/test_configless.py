@@ -1,7 +1,7 @@
-"""A cluster whose nodes have no files of Slurm: slurmctld sends plugstack.conf, but not the files that it includes.
+"""A cluster whose nodes have no Slurm configuration: slurmctld sends plugstack.conf without the files that it includes.
 
-See slurmd_config_files and client_config_files in fetch_config.c, 22.05 to 26.05. If an included directory exists only
-on ctl, no node loads its plugins: steps run on the host, and only `pyxis-py check` reports that.
+See slurmd_config_files and client_config_files in Slurm's fetch_config.c, 22.05 to 26.05. If an included directory
+exists only on ctl, no node loads the plugins of its files: steps run on the host, and only `pyxis-py check` reports it.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ def site(lab: Lab) -> Iterator[Lab]:
 
 
 def pyxis_py(site: Lab, verb: str, node: str, status: int = 0) -> str:
-    """Run pyxis-py on a node, and return stdout and stderr. "registry" is the login node."""
+    """Run pyxis-py on a node, and return stdout and stderr. The login node is named "registry"."""
     prefix = "" if verb == "check" else f"--prefix {SITE}"
     server = {"SLURM_CONF_SERVER": "ctl"} if node == "registry" else {}
     done = site.run(f"{PREFIX}/bin/pyxis-py {verb} {prefix} 2>&1", node=node, user="root", check=False, env=server)
@@ -67,6 +67,7 @@ def test_included_files_are_not_sent_to_nodes(site: Lab) -> None:
 
 @pytest.mark.parity("install, uninstall on a configless cluster")
 def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
+    """The sent plugstack.conf includes an absolute path, so pyxis-py install on the node writes the file there."""
     assert "loaded by /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "install", "n1")
     assert f"ok   /etc/slurm/plugstack.conf.d/pyxis.conf:1 loads {PLUGIN}" in pyxis_py(site, "check", "n1")
     assert site.run(["srun", IMAGE, *NAME]).stdout == "minimal\n"
@@ -76,6 +77,7 @@ def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
 @pytest.mark.clusters("Configless Slurm")
 @pytest.mark.parity("install, uninstall on a configless cluster")
 def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
+    """plugstack.conf includes a relative path: pyxis-py install on slurmctld's host adds a line to plugstack.conf."""
     site.configure("plugstack.conf", "include plugstack.conf.d/*.conf\n")
     reconfigure(site, "include plugstack.conf.d/*.conf")
     out = pyxis_py(site, "install", "n1")
@@ -90,7 +92,7 @@ def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     reconfigure(site, text)
     for node, server in (("ctl", {}), ("n1", {}), ("registry", {"SLURM_CONF_SERVER": "ctl"})):
         assert site.run(["srun", IMAGE, *NAME], node=node, env=server).stdout == "minimal\n"
-    # The files from slurmctld are passed on by --container-slurm.
+    # --container-slurm passes the files from slurmctld on to the container.
     step = f"srun --overlap --chdir=/ {IMAGE} sh -c 'echo $IMAGE_NAME'; grep -c . /run/penroot/slurm/etc/slurm.conf"
     inside = site.run(["srun", IMAGE, "--container-slurm", "sh", "-c", step], node="n1").stdout.split()
     assert inside[0] == "minimal" and int(inside[1]) > 20

@@ -54,7 +54,7 @@ PROLOG = "#!/bin/sh\necho export FROM_PROLOG=yes\necho print of $IMAGE_NAME\ntes
 
 @pytest.mark.security("R4")
 def test_the_helper_is_in_the_cgroups_of_the_first_task(lab: Lab) -> None:
-    """slurmstepd has started this helper ahead of the tasks. There is no other, because no task needs another."""
+    """slurmstepd has started this helper before the tasks ("ahead"), so no task starts another helper."""
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo ready; read line")])
     assert next_line(step) == "ready\n"
     task = lab.run(["pgrep", "-u", "alice", "-x", "sh"], node="n1", user="root").stdout.split()[0]
@@ -99,6 +99,7 @@ def test_steps_of_salloc(lab: Lab) -> None:
 
 @pytest.mark.security("H24")
 def test_srun_in_a_container_that_has_slurm_and_the_plugin(lab: Lab) -> None:
+    """The step that this srun starts has its own container."""
     with open(f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf") as file:
         plugin = file.read().split()[1]
     libraries = "/usr/lib/" + sysconfig.get_config_var("MULTIARCH")
@@ -127,7 +128,7 @@ esac
 
 @pytest.fixture
 def engines(lab: Lab) -> Iterator[None]:
-    """Install fakes of docker and podman on n1, with one image and the verbs of an import: inspect, pull and save."""
+    """Install a fake docker and podman on n1: one image, and the verbs that an import uses: inspect, pull and save."""
     name = MINIMAL.partition("#")[2].partition(":")[0]
     copy = f"skopeo copy -q docker://registry.lab/{name}:docker docker-archive:engine.tar:minimal:1"
     lab.run(f"{copy} && tar -xOf engine.tar manifest.json > engine.json", node="n1")
@@ -154,7 +155,7 @@ def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     lab.run(["scancel", "--user=alice"])
     lab.restart_daemon("n1", "slurmd")
     step.communicate(timeout=300)
-    # After a real boot there are no cgroups, and a new boot ID shows that the files on disk are old. Remove both here.
+    # A real boot also removes cgroups, and its new boot ID marks files on disk as old. Remove cgroups and files here.
     lab.run("find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +", node="n1", user="root", check=False)
     assert srun(lab, IMAGE, "--container-writable", "pwd") == "/srv/work\n"
     lab.run("penroot list | xargs -r penroot remove -f", node="n1")
@@ -168,6 +169,8 @@ srun {IMAGE} --container-writable sh -c 'echo up $SLURM_RESTART_COUNT; test -n "
 
 @pytest.mark.parity("a requeued job")
 def test_a_job_that_is_requeued(lab: Lab) -> None:
+    """The first run leaves nothing on the node, and the second run gets a container again."""
+
     def written(line: str) -> bool:
         return line in lab.run("cat requeued.out", check=False).stdout.splitlines()
 
@@ -181,7 +184,7 @@ def test_a_job_that_is_requeued(lab: Lab) -> None:
         lab.run(["scontrol", "requeue", job])
         until(waits, "the job is queued again")
         assert_nothing_left(lab)
-        # Slurm makes the job wait until credentials of its first run have expired, two minutes.
+        # Slurm would wait two minutes, until the credentials of the first run have expired.
         lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"])
         until(lambda: written("up 1"), "the job has started again")
         until(lambda: not lab.run(["squeue", "-h"]).stdout, "the job has ended")

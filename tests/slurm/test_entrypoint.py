@@ -30,7 +30,7 @@ sed -i 's|exec |exec /entry.sh |' /etc/rc
 
 @pytest.fixture(scope="module")
 def entry(lab: Lab) -> Iterator[str]:
-    """Yield srun's option for an image whose entrypoint sets variables and a directory, and counts its runs."""
+    """Yield srun's option for an image whose entrypoint sets variables, changes the directory, and counts its runs."""
     srun(lab, IMAGE, "--container-save=entry.sqsh", "--container-writable", *sh(ENTRY))
     yield "--container-image=./entry.sqsh"
     lab.run(["rm", "entry.sqsh"])
@@ -108,7 +108,7 @@ USES = {
 
 @pytest.mark.parametrize("use", USES)
 def test_entrypoint_that_uses_descriptor_8_or_9(lab: Lab, use: str) -> None:
-    """An entrypoint may write to descriptor 8. If it closes or redirects a descriptor of penroot, the error says so."""
+    """An entrypoint may write to descriptor 8. If it closes or redirects penroot's descriptors, the error says so."""
     script, answer = USES[use]
     made = f"printf '%s\\n' '#!/bin/sh' '{script}' > /etc/rc; chmod 755 /etc/rc; rm -f /etc/rc.local"
     srun(lab, IMAGE, "--container-save=uses.sqsh", "--container-writable", *sh(made))

@@ -1,4 +1,4 @@
-"""--container-env: values of the job that take precedence over the image's."""
+"""--container-env: variables of the job, and values in the option, that take precedence over the image's."""
 
 from __future__ import annotations
 

@@ -141,7 +141,7 @@ def test_batch_job_has_the_file_of_its_submission(lab: Lab) -> None:
     until(lambda: "restart 0 lib\n" in lab.run("cat out || true").stdout, "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
     until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # instead of two minutes later
     until(lambda: "restart 1 lib\n" in lab.run("cat out").stdout, "the job runs again", 250)
     until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job ends")
     assert lab.run("grep -c ^container out").stdout == "2\n"
@@ -159,6 +159,7 @@ def test_lines_of_a_script_and_an_export_file(lab: Lab) -> None:
 @pytest.mark.parity("sbatch --environment: if no program has read the #SBATCH line")
 @pytest.mark.parametrize("line", ["#SBATCH --environment=it", "#SBATCH -t 5 --environ it"])
 def test_lines_that_nobody_has_read(lab: Lab, line: str) -> None:
+    """sbatch does not read #SBATCH lines of a wrapped script. The script must not run on the host."""
     sbatch(lab, "-w", "n1", "-o", "out", f"--wrap={line}\n{INSIDE}", check=False, env=ENV)
     out = lab.run("cat out").stdout
     assert "host\n" not in out and "set PYXIS_ENVIRONMENT in the environment of the job" in out
@@ -166,7 +167,7 @@ def test_lines_that_nobody_has_read(lab: Lab, line: str) -> None:
 
 @pytest.mark.parity("salloc --environment")
 def test_steps_of_an_allocation(lab: Lab) -> None:
-    """Each step reads the file at its submission, on its submit host."""
+    """Each srun in the allocation reads the file anew, on the host where srun runs."""
     script = f"{INSIDE}; srun sh -c '{INSIDE}; echo $WHO'; sed -i s,PART,NAME, {LOGIN}/it.toml; NAME=share srun pwd"
     out = lab.run(["salloc", "-Q", "-w", "n1", "--environment=it", "sh", "-c", script], env=ENV).stdout
     assert out == "host\ncontainer\nlib\n/usr/share\n"
@@ -187,7 +188,7 @@ def test_steps_of_a_batch_script_read_files_of_the_node(lab: Lab) -> None:
 @pytest.mark.parity("PYXIS_ENVIRONMENT of a job that was submitted without penroot")
 @pytest.mark.security("H12")
 def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
-    """As in a job from slurmrestd, only the environment requests the file."""
+    """As in a job from slurmrestd, only the variable PYXIS_ENVIRONMENT requests the file."""
     lab.run("mkdir -p .edf; cat > .edf/own.toml", input=BASE)
     try:
         job = ("--export=HOME,PYXIS_ENVIRONMENT=own",)
@@ -200,6 +201,7 @@ def test_a_node_reads_the_file_where_nobody_has(lab: Lab) -> None:
 
 @pytest.mark.parity("srun --environment --container-name")
 def test_a_container_that_runs_already(lab: Lab) -> None:
+    """A step that joins the container gets the variables of the file, but not its mounts."""
     named = "--container-name=edf"
     first = lab.popen(["srun", "-w", "n1", "--overlap", "--environment=it", named, *sh("echo up; read line")], env=ENV)
     assert first.stdout is not None and first.stdout.readline() == "up\n"
@@ -209,7 +211,7 @@ def test_a_container_that_runs_already(lab: Lab) -> None:
         done = lab.run(["srun", "-w", "n1", "--overlap", "--environment=it", named, *show], env=env)
         assert done.stdout == "share unset /custom\n"
         assert f"ignoring {LOGIN}/it.toml:3: mounts when attaching to a running container" in done.stderr
-        # Another step does not get the variables.
+        # A step that joins without the file does not get its variables.
         out = lab.run(["srun", "-w", "n1", "--overlap", named, *show], env={"WHO": "me"}).stdout
         assert out.startswith("me ") and "/custom" not in out
     finally:
@@ -228,6 +230,7 @@ def test_missing_hooks_are_reported_once(lab: Lab) -> None:
 @pytest.mark.parity("annotations: com.pyxis.entrypoint_log")
 @pytest.mark.parametrize(("value", "rank"), [("", "0"), ("true", "0"), ("false", "none")])
 def test_names_of_tasks_for_pytorch(lab: Lab, value: str, rank: str) -> None:
+    """In a PyTorch image, tasks get RANK, unless an annotation switches this off."""
     annotation = f'[annotations]\ncom.pyxis.pytorch_remap_vars = "{value}"\n' if value else ""
     write(lab, "torch", f'{BASE}PYTORCH_VERSION = "2.7"\n{annotation}')
     assert srun(lab, "--environment=torch", *sh("echo ${RANK-none}"), env=ENV) == f"{rank}\n"
@@ -240,7 +243,7 @@ def test_a_heterogeneous_job(lab: Lab) -> None:
 
 @pytest.mark.parity("the examples of docs/reference/environments.md")
 def test_the_examples_of_the_documentation(lab: Lab) -> None:
-    """Run the examples with an image and directories of the lab, and a program of that image."""
+    """Run the examples with an image, directories and a program that the lab has."""
     here = {"nvcr.io#nvidia/pytorch:24.05-py3": MINIMAL, "/data/sets": "/usr/share"}
     lab.run(["mkdir", "-p", ".edf", "scratch/run"])
     try:

@@ -15,7 +15,7 @@ from tests.slurm.steps import IMAGE, ON_N1, end, next_line, plugin_argument, ref
 
 @pytest.fixture
 def file(lab: Lab) -> Iterator[str]:
-    """Yield the path of the event file. The plugin's line sets it, and alice's variable cannot change it."""
+    """Yield the path of the event file. plugstack.conf sets the path, and a user's ENROOT_EVENTS cannot change it."""
     lab.run("rm -f events.jsonl; touch events.jsonl")
     path = lab.run("readlink -f events.jsonl").stdout.strip()
     with plugin_argument(lab, f"events={path}"):

@@ -160,7 +160,7 @@ def mpi_home(lab: Lab, home: pathlib.Path) -> str:
     plugins = [str(path) for path in inside.glob("openmpi*/*.so")]
     listed = subprocess.run(["ldd", home / "hello", *plugins], capture_output=True, text=True, check=False).stdout
     for path in {line.split()[2] for line in listed.splitlines() if " => /" in line}:
-        # The image has a C library.
+        # The image has its own C library.
         if not path.rpartition("/")[2].startswith(("libc.", "libm.", "libdl.", "libpthread.", "librt.", "ld-")):
             shutil.copy(path, made / "lib")
     return "/home/alice/examples/openmpi"

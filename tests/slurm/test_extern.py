@@ -1,7 +1,7 @@
 """PrologFlags=RunInJob of Slurm 24.05: slurmd does not call the plugin's epilog, so the extern step cleans up instead.
 
-With an older Slurm, the test builds the plugin as for a newer one, and starts slurmd before the plugin is configured:
-that slurmd has no plugin epilog to call.
+With an older Slurm, the fixture builds the plugin as for Slurm 24.05, and adds it to plugstack.conf after the start of
+slurmd: this slurmd does not know the plugin, so it does not call the epilog either.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ def test_containers_of_a_job_end_with_its_extern_step(extern: Lab) -> None:
 
 @pytest.mark.parity("the end of a job whose epilog runs within the job")
 def test_container_in_use_stays_until_its_step_ends(extern: Lab, newer: bool) -> None:
-    """In an older Slurm the extern step does not wait for other steps, so nobody removes the container afterwards."""
+    """With an older Slurm, the extern step ends before this step, so nothing but the test removes the container."""
     script = "trap 'until [ -e go ]; do sleep 0.1; done; exit' TERM; echo up; sleep 600 & wait"
     step = extern.popen(["srun", IMAGE, NAME, "--container-mount-home", *sh(f"cd; {script}")])
     expect(step, "up")
@@ -75,7 +75,7 @@ def test_container_in_use_stays_until_its_step_ends(extern: Lab, newer: bool) ->
 
 @pytest.mark.parity("srun --async")
 def test_async_step_runs_in_its_container(extern: Lab) -> None:
-    """srun returns at once. The job's step manager launches the step, and does not have srun's options."""
+    """srun returns at once. The job's step manager, which does not have srun's options, launches the step."""
     if "--async" not in extern.run(["srun", "--help"]).stdout:
         pytest.skip("this Slurm has no srun --async")
     script = "sleep 0.5; cd /home/alice && test -e /etc/lab-release && hostname > async.new && mv async.new async"

@@ -26,7 +26,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
 
 @pytest.fixture(scope="module")
 def cray(lab: Lab) -> Iterator[dict[str, str]]:
-    """Return variables that give a job's nodes a fake Slingshot."""
+    """Yield variables that give a job's nodes a fake Slingshot."""
     tree = pathlib.Path(lab.root, "home/alice/cray")
     fakefabric.slingshot(tree)
     yield {"PENROOT_HOST_ROOT": "/home/alice/cray", "ENROOT_FABRIC_PATH": CRAY, "ENROOT_RESTRICT_DEV": "yes"}

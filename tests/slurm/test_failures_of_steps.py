@@ -1,4 +1,4 @@
-"""Every documented kind of srun failure has its message; tests/kernel/test_failures.py does the same for start."""
+"""Every documented kind of srun failure has a clear message. tests/kernel/test_failures.py tests penroot start."""
 
 from __future__ import annotations
 

@@ -19,7 +19,7 @@ GPUS = "ls /dev | grep -x 'nvidia[0-9]*'"
 
 @pytest.fixture(scope="module")
 def dgx(lab: Lab) -> Iterator[dict[str, str]]:
-    """Return variables that give a job's containers a fake DGX, in a home that all nodes share."""
+    """Yield variables that give a job's containers a fake DGX. Its files are in a home that all nodes share."""
     tree = pathlib.Path(lab.root, "home/alice/dgx")
     fakehost.dgx_a100(tree)
     yield {"PENROOT_HOST_ROOT": "/home/alice/dgx", "ENROOT_RESTRICT_DEV": "yes"}
@@ -40,7 +40,7 @@ def test_allocated_and_no_others(lab: Lab, dgx: dict[str, str]) -> None:
 
 
 def test_jobs_side_by_side_have_each_its_own(lab: Lab, dgx: dict[str, str]) -> None:
-    """Device files of the second job have the numbers of the node's GPUs. CUDA numbers the container's GPUs from 0."""
+    """The second job's device files keep the node's GPU numbers, but CUDA numbers a container's GPUs from 0."""
     say = f"echo up; echo $({GPUS}) $CUDA_VISIBLE_DEVICES; read line"
     first = lab.popen(["srun", "-w", "n1", "--gres=gpu:2", IMAGE, "sh", "-c", say], env=dgx)
     expect(first, "up")
@@ -75,7 +75,7 @@ def test_tasks_that_are_bound_to_gpus(lab: Lab, dgx: dict[str, str], bind: str) 
 
 
 def test_tasks_that_are_not_bound_have_the_gpus_too(lab: Lab, dgx: dict[str, str]) -> None:
-    """Slurm names the GPUs since 23.11; earlier releases give only their number."""
+    """Since 23.11, Slurm lists the GPUs in CUDA_VISIBLE_DEVICES. Earlier releases report only how many there are."""
     script = 'test -e /dev/nvidia0 && test -e /dev/nvidia1 && echo "both$CUDA_VISIBLE_DEVICES"'
     names = "0,1" if slurm_version() >= (23, 11) else ""
     assert srun(lab, dgx, "-n2", "--gres=gpu:2", "--gpu-bind=none", script=script) == [f"both{names}"] * 2
@@ -95,8 +95,8 @@ def test_bound_tasks_of_a_batch_job_have_its_gpus_and_no_others(lab: Lab, dgx: d
     assert lab.run(["cat", "out.bound"]).stdout.split() == ["nvidia0", "nvidia1"] * 2
 
 
-# If open(2) fails because there is no driver, the device cgroup has allowed it. If the cgroup denies it, the error is
-# EPERM.
+# If the device cgroup denies open(2), the error is EPERM. Any error about the missing driver means that the cgroup has
+# allowed open(2).
 OPENED = """
 for n in 0 1 2 3; do
     test -e /dev/nvidia$n || continue
@@ -143,7 +143,7 @@ def constrained(lab: Lab) -> Iterator[dict[str, str]]:
         (("-n2", "--gres=gpu:3"), ["0", "1", "2"] * 2),
         # Bound tasks: the container has all device nodes, and Slurm denies each task all GPUs but its own.
         (("-n2", "--gpus-per-task=1"), ["0", "no1", "no2", "no3", "no0", "1", "no2", "no3"]),
-        # A step without GPUs, even if the image requests them.
+        # A step without GPUs, although a variable requests all GPUs.
         ((), ["no0", "no1", "no2", "no3"]),
     ],
     ids=["two", "three", "bound", "none"],
@@ -151,6 +151,7 @@ def constrained(lab: Lab) -> Iterator[dict[str, str]]:
 def test_device_cgroup_agrees(
     lab: Lab, constrained: dict[str, str], options: tuple[str, ...], opened: list[str]
 ) -> None:
+    """A task can open exactly the GPUs that Slurm has allocated to it."""
     visible = {} if options else {"NVIDIA_VISIBLE_DEVICES": "all"}
     assert sorted(srun(lab, {**constrained, **visible}, "-w", "n1", *options, script=OPENED)) == sorted(opened)
 
@@ -198,6 +199,7 @@ def test_variables_and_limits_of_the_fabric_pass_unchanged(lab: Lab) -> None:
 
 
 def test_caller_may_refuse(lab: Lab, dgx: dict[str, str]) -> None:
+    """A variable of the caller keeps the allocated GPUs out of the container."""
     script = f"{GPUS}; echo none"
     assert srun(lab, {**dgx, "NVIDIA_VISIBLE_DEVICES": "void"}, "--gres=gpu:1", script=script) == ["none"]
     assert srun(lab, {**dgx, "PENROOT_SLURM_GPUS": "no"}, "--gres=gpu:1", script=script) == ["none"]
@@ -220,9 +222,9 @@ def test_batch_script_with_steps(lab: Lab, dgx: dict[str, str]) -> None:
 
 @pytest.mark.parity("ROCR_VISIBLE_DEVICES")
 def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
-    """Device files of the second job have the numbers of the node's GPUs.
+    """The second job's device files keep the node's GPU numbers.
 
-    ROCm numbers the container's GPUs from 0. HIP numbers the GPUs that ROCm shows.
+    ROCm numbers a container's GPUs from 0, and HIP numbers the GPUs that ROCm shows.
     """
     host = fakeaccelerators.mi300x(pathlib.Path(lab.root, "home/alice/mi300x"))
     env = {"PENROOT_HOST_ROOT": "/home/alice/mi300x", "ENROOT_RESTRICT_DEV": "yes"}
@@ -233,7 +235,7 @@ def test_gpus_of_amd_that_slurm_allocated(lab: Lab) -> None:
         out = srun(lab, env, "-w", "n1", "--gres=gpu:2", script=say)
         assert out == ["renderD130", "renderD131", "0,1", "0,1"]
         # Slurm does not name the GPUs of a step with bound tasks. The container has all GPUs, and each task gets the
-        # number of its own.
+        # number of its own GPU.
         count = "echo $(ls -d /dev/dri/render* | wc -l) $ROCR_VISIBLE_DEVICES $GPU_DEVICE_ORDINAL"
         bound = srun(lab, env, "-w", "n1", "-n2", "--gres=gpu:2", "--gpu-bind=single:1", script=count)
         assert sorted(bound) == sorted(["8", "2", "0", "8", "3", "0"])

@@ -17,7 +17,7 @@ MPI = "--container-image=registry:5000#mpi:1"
 
 @pytest.fixture
 def site(lab: Lab) -> Iterator[Path]:
-    """Yield hooks.d of the cluster."""
+    """Yield the directory hooks.d, which all nodes share."""
     directory = Path(lab.root, "etc/enroot/hooks.d")
     directory.mkdir(parents=True)
     yield directory
@@ -28,6 +28,7 @@ def site(lab: Lab) -> Iterator[Path]:
 @pytest.mark.parity("hooks: /proc/self/cgroup shows the caller's cgroup")
 @pytest.mark.parametrize("nodes", [1, 2])
 def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> None:
+    """Bash hooks that are modelled on those of enroot and pyxis all run, once on each node."""
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
     names = " ".join(sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS]))
     script = (
@@ -39,7 +40,7 @@ def test_all_of_enroots_and_of_pyxiss_run(lab: Lab, site: Path, nodes: int) -> N
 
 
 def test_path_is_that_of_slurmd(lab: Lab, site: Path) -> None:
-    """Hooks never get the job's PATH, which the user controls. slurmd's PATH has env(1), coreutils and scontrol."""
+    """Hooks get slurmd's PATH, which has env(1), coreutils and scontrol, and never the PATH that the user controls."""
     bashhooks.write(site, {"50-path": 'printf "SEEN=%s\\n" "${PATH}" >> "${ENROOT_ENVIRON}"\n'})
     out = srun(lab, IMAGE, *sh("echo $SEEN"), env={"PATH": "/home/alice/bin:/usr/bin:/bin"}).strip().split(":")
     assert out[0].endswith("/libexec")
@@ -66,7 +67,10 @@ def test_warnings_of_a_hook_are_shown(lab: Lab, site: Path) -> None:
 @PMIX
 @pytest.mark.parametrize("tasks", [("-N1", "-n2"), ("-N2", "--ntasks-per-node=2")])
 def test_pmi_of_a_hook_and_of_penroot(lab: Lab, site: Path, tasks: tuple[str, str]) -> None:
-    """PMIx is mounted once, uses no credential type that the image lacks, and each task has its own variables."""
+    """A hook like pyxis's sets up PMIx too. PMIx is still mounted once, and each task has its own variables.
+
+    PMIx uses no credential type that the image lacks.
+    """
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     script = (
         'hello; echo "mounted $(grep -c " ${PMIX_SERVER_TMPDIR%/} " /proc/self/mountinfo)"; '
@@ -100,6 +104,7 @@ def test_credential_unknown_to_the_image_is_in_no_variable(lab: Lab, site: Path)
 
 
 def test_pmi2_of_a_hook_and_of_penroot(lab: Lab, site: Path) -> None:
+    """A hook like pyxis's sets up PMI, too. Each task still has its own rank and its socket."""
     bashhooks.write(site, {"50-slurm-pmi": bashhooks.LIKE_PYXIS["50-slurm-pmi"]})
     out = srun(lab, "-n2", "--mpi=pmi2", IMAGE, *sh("echo $PMI_RANK; readlink /proc/self/fd/$PMI_FD"))
     assert out.count("socket:") == 2

@@ -47,7 +47,7 @@ def test_step_sees_resolv_conf_that_changes(lab: Lab, options: tuple[str, ...]) 
 @pytest.mark.security("C10")
 @pytest.mark.usefixtures("resolv")
 def test_root_in_a_writable_step_writes_copies(lab: Lab) -> None:
-    """Root writes to copies before and after the node replaces its file."""
+    """Before and after the node replaces a file, root in the container writes to a copy of that file."""
     script = (
         "for f in hosts hostname resolv.conf; do echo 10.0.0.9 n9 >> /etc/$f || exit; done; tail -n1 /etc/resolv.conf"
     )

@@ -41,7 +41,7 @@ def test_interpreter_that_cannot_run_is_named_once(lab: Lab, command: str, messa
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "its interpreter" in line]
     assert lines and all(message in line for line in lines), done.stderr
-    assert len(lines) <= 2 * 2  # from slurmstepd and on stderr, for each node
+    assert len(lines) <= 2 * 2  # on each node, a line from slurmstepd and a line on stderr
 
 
 def test_mount_that_covers_an_interpreter_is_named(lab: Lab) -> None:

@@ -1,7 +1,7 @@
 """Steps whose job has separate namespaces: namespace/linux of Slurm 25.11, with clone_ns_flags and user_ns_script.
 
-slurmd starts the slurmstepd of each step in these namespaces: namespace_p_join(). jobspace.py does so with an older
-Slurm.
+slurmd starts the slurmstepd of each step in these namespaces: namespace_p_join(). With an older Slurm, jobspace.py does
+this instead of slurmd.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def test_containers_in_the_namespaces_of_a_job(lab: Lab, space: str) -> None:
 
 @pytest.mark.parity("a job with private user and PID namespaces")
 def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
-    """Another process finishes the step. Its real group may be unmapped in the user namespace."""
+    """Another process finishes the step, although its real group may be unmapped in the user namespace."""
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
     expect(step, "up")
     kill_helper(lab)
@@ -74,6 +74,7 @@ def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
 
 @pytest.mark.parity("a job with private user and PID namespaces")
 def test_a_container_of_another_job(lab: Lab, space: str) -> None:
+    """A step of another job cannot join the container. The error says why."""
     name = "--container-name=one"
     step = lab.popen(["srun", *ON_N1, IMAGE, name, *sh("echo up; read line")])
     expect(step, "up")

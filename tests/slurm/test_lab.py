@@ -184,7 +184,7 @@ def test_residue_finds_a_socket_and_a_held_directory(lab: Lab) -> None:
 def test_a_daemon_can_be_restarted(lab: Lab) -> None:
     lab.restart_daemon("n2", "slurmd")
     lab.stop_daemon("registry", "registry-http")
-    assert lab.run("curl -s http://registry:5000/v2/", node="n1", check=False).returncode == 7  # refused
+    assert lab.run("curl -s http://registry:5000/v2/", node="n1", check=False).returncode == 7  # connection refused
     lab.restart_daemon("registry", "registry-http")
     assert lab.run("curl -s http://registry:5000/v2/", node="n1").stdout == "{}"
     assert lab.run("srun -w n2 hostname").stdout == "n2\n"

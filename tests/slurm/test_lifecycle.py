@@ -56,9 +56,10 @@ def overtime(four: Lab, request: pytest.FixtureRequest) -> Iterator[subprocess.P
 
 @pytest.mark.parametrize("writable", ["--container-readonly", "--container-writable"])
 def test_signals_to_all_processes_reach_the_programs(lab: Lab, file: str, writable: str) -> None:
-    """Slurm 23.11 signals all processes for scancel --signal if cgroup.conf has SignalChildrenProcesses.
+    """The helper and the server ignore signals that are meant for the programs.
 
-    See Slurm's proctrack_p_signal.
+    If cgroup.conf has SignalChildrenProcesses, scancel --signal signals all processes since Slurm 23.11:
+    proctrack_p_signal.
     """
     script = "echo up; read line; cat /etc/lab-release > /dev/null && echo on"
     step = lab.popen(["srun", *ON_N1, file, writable, *sh(script)])
@@ -71,14 +72,14 @@ def test_signals_to_all_processes_reach_the_programs(lab: Lab, file: str, writab
     assert (step.returncode, out) == (0, "on\n"), err
 
 
-@pytest.mark.usefixtures("overtime")  # starts a job that runs during these tests, and has its own test below
+@pytest.mark.usefixtures("overtime")  # its job runs during these tests, and is tested below
 @pytest.mark.parametrize("seconds", [0.02, 0.06, 0.1, 0.15, 0.25])
 def test_helper_killed_while_eight_tasks_start(lab: Lab, seconds: float) -> None:
     step = lab.popen(["srun", *ON_N1, *EIGHT, IMAGE, *sh("echo done")])
     time.sleep(seconds)
     on_node(lab, f"pkill -KILL -f {HELPER}")
     out, err = end(step)
-    # Tasks that had joined keep running. The others end with one line.
+    # Tasks that had joined the container keep running. The other tasks end with one line.
     assert "Traceback" not in err
     assert out.count("done") == 8 or step.returncode != 0
 
@@ -94,13 +95,13 @@ rm -f /etc/rc.local
 """
 # The tasks of the step belong to the user, and are called slurmstepd until they execute their program.
 WAITING = "pgrep -u alice -x slurmstepd"
-# The task that started the helper waits in poll(2) for its answer. The other tasks wait in fcntl(2).
+# The task that started the helper waits for the helper's answer in poll(2), call 7. Other tasks wait in fcntl(2), 72.
 FIRST = f"for p in $({WAITING}); do grep -q '^7 ' /proc/$p/syscall && echo $p; done"
 CALLS = f"for p in $({WAITING}); do cut -d' ' -f1 /proc/$p/syscall; done | sort"
 
 
 def all_wait(lab: Lab, tasks: int) -> None:
-    """Wait until all tasks exist and wait. Before that, more than one task may be in poll(2), for another reason."""
+    """Wait until one task is in poll(2), and the others in fcntl(2). Before that, several may be in poll(2)."""
     until(lambda: on_node(lab, CALLS).split() == ["7"] + ["72"] * (tasks - 1), f"{tasks} tasks wait")
 
 
@@ -196,7 +197,7 @@ def test_kill_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str],
     assert eight.returncode != 0
     assert "Traceback" not in err
     if victim == "task":
-        assert out.count("done") == 7, err  # late tasks are admitted as well
+        assert out.count("done") == 7, err  # the late tasks have joined, too
     if victim == "helper":
         assert out.count("done") >= 1, err
         assert out.count("done") == 8 or "the helper process of the container is gone" in err
@@ -218,7 +219,7 @@ def test_kill_after_all_tasks_have_joined(lab: Lab, eight: subprocess.Popen[str]
 def test_an_import_that_is_killed_leaves_nothing_in_the_store(lab: Lab) -> None:
     lab.run(["penroot", "cache", "prune"], node="n1")
     step = lab.popen(["srun", *ON_N1, "--container-image=registry:5000#mpi:1", "true"])
-    # A new image is in tmp/ before it has its name.
+    # An unfinished image is in tmp/ of the store.
     on_node(lab, f"until ls /var/tmp/enroot-cache-2001/tmp/*; do :; done; pkill -KILL -f {HELPER}")
     _, err = end(step)
     assert step.returncode != 0
@@ -230,7 +231,7 @@ def test_unfinished_container_of_a_killed_helper_is_removed(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
     expect(step, "up")
-    # Leftovers of a process killed between creation and naming, or between unnaming and deletion.
+    # Leftovers of a process that was killed before it named the container (.making), or after it unnamed it (.trash).
     name = lab.run(["ls", directory], node="n1").stdout.strip()
     node = lab.run(["uname", "-n"], node="n1").stdout.strip()
     left, busy = (f".{name}.{node}.9-0.making", f".{name}.{node}.9-1.trash"), f".pyxis_9.0.{node}.9-2.making"
@@ -243,10 +244,11 @@ def test_unfinished_container_of_a_killed_helper_is_removed(lab: Lab) -> None:
     now = lab.run(f"ls -A {directory}; rmdir {directory}/{busy}", node="n1").stdout
     end(other)
     assert name not in now
-    assert busy in now  # a process still works on it
+    assert busy in now  # because a process holds its lock
 
 
 def test_the_first_task_ends_before_the_others(lab: Lab, file: str) -> None:
+    """The other tasks can still read files of the image."""
     gone = "until [ -s /tmp/first ] && ! kill -0 $(cat /tmp/first); do sleep 0.1; done 2>/dev/null"
     script = f"[ $SLURM_LOCALID = 0 ] && {{ echo $$ > /tmp/first; exit 0; }}; {gone}"
     assert srun(lab, file, "-n3", *sh(f"{script}; cat /usr/bin/* > /dev/null && echo read")) == "read\nread\n"
@@ -295,7 +297,7 @@ def test_a_terminal(lab: Lab) -> None:
     assert out[-2:] == ["terminal", "children:"]
 
 
-# slurmstepd reports its actions at the end of a step.
+# With debug2, slurmstepd logs what it does at the end of a step.
 DEBUG = ("SlurmdDebug=verbose", "SlurmdDebug=debug2")
 
 

@@ -43,7 +43,7 @@ def test_a_quoted_variable_is_the_job_s(lab: Lab) -> None:
 
 @pytest.fixture(scope="module")
 def data(lab: Lab) -> Iterator[str]:
-    """Return a squashfs file of alice's."""
+    """Yield the name of a squashfs file in alice's home."""
     lab.run("mkdir data && echo of data > data/file && mksquashfs data data.sqsh -quiet -no-progress")
     yield "data.sqsh"
     lab.run("rm -rf data data.sqsh")

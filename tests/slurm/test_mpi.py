@@ -67,7 +67,7 @@ def test_penroot_as_the_program_of_a_launcher(
     done = lab.run([*launcher, "penroot", "start", f"docker://registry:5000#{image}:1", "hello"])
     assert sum(line.startswith("rank ") for line in done.stdout.splitlines()) == 4
     assert "sum 6" in done.stdout.splitlines()
-    for node in lab.nodes:  # a launcher without a runtime directory leaves its record until the next start
+    for node in lab.nodes:  # without a runtime directory, the launcher's record of its ranks stays until the next start
         lab.run(["sh", "-c", "rm -f /tmp/enroot-run-*/ranks-*"], node=node)
     assert_nothing_left(lab)
 
@@ -139,7 +139,7 @@ def test_files_of_crays_pmi_are_in_the_container(lab: Lab) -> None:
 
 @pytest.fixture
 def native(lab: Lab, pmix: None) -> Iterator[None]:
-    """Yield a cluster whose PMIx does not support MUNGE."""
+    """Configure Slurm's PMIx so that it does not offer MUNGE."""
 
     def reconfigure(modes: str) -> None:
         lab.reconfigure()
@@ -157,7 +157,7 @@ def native(lab: Lab, pmix: None) -> Iterator[None]:
 
 
 def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
-    """The inner step inherits the outer step's PMIx variables. Without MPI, Slurm does not set SLURM_MPI_TYPE."""
+    """The inner step inherits PMIx variables, but is no MPI step: Slurm does not set SLURM_MPI_TYPE for it."""
     inner = [
         "srun",
         *ON_N1,

@@ -95,7 +95,7 @@ def test_container_stays_usable_without_its_image(lab: Lab) -> None:
 
 @pytest.mark.parity("--container-name: attach to an unnamed container by JOB.STEP", "names: pyxis_NAME")
 def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
-    # The output of the first srun command is the name.
+    # The first step prints JOB.STEP, the name of its container.
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
     name = next_line(step).strip()
     namespace = srun(lab, f"--container-name={name}", "readlink", "/proc/self/ns/mnt")
@@ -141,7 +141,7 @@ def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     second = lab.popen(["srun", *ON_N1, name, *sh("echo up; read line; cat /kept; echo 2 > /kept; cat /kept")])
     expect(second, "up")
     end(first)
-    # The first job has ended. Its epilog must not remove the container either.
+    # The container must also survive the epilog of the first job.
     until(lambda: len(lab.run(["squeue", "-h", "-u", "alice"]).stdout.splitlines()) == 1, "the first job is gone")
     assert srun(lab, name + ":exec", "cat", "/kept") == "1\n"
     out, _ = end(second)
@@ -189,7 +189,7 @@ def suspended(lab: Lab, step: str) -> Iterator[str]:
 
 @pytest.mark.parity("attaching to a container of a suspended job fails at once")
 def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
-    """Before the fix, a step asked the suspended job's helper, waited for half a minute, and blocked all others."""
+    """A step fails at once. It once waited for the suspended job's helper, and blocked all steps for half a minute."""
     with step_of(lab, IMAGE, NAME) as first, suspended(lab, first) as job:
         error = refused(lab, NAME, "true")
         assert (
@@ -200,7 +200,7 @@ def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
 
 @pytest.mark.parity("attaching to a container of a suspended job fails at once")
 def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
-    """Another step in the container would admit ours, but reads of its files would wait for the suspended job."""
+    """Another step in the container could admit ours, but the suspended job serves the files of the container."""
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
     try:
         with step_of(lab, "--container-image=./name.sqsh") as first, step_of(lab, f"--container-name={first}"):
@@ -213,7 +213,7 @@ def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
 
 @pytest.mark.parity("attaching to a container of a suspended job fails at once")
 def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
-    """Before the fix, all other steps with that name waited for the lock, without a message."""
+    """A step that uses the name fails with a message. Such steps once waited for the lock silently."""
     directory = "/run/pyxis/2001/running/pyxis_one"
     lock = f"mkdir -p {directory}; exec flock {directory} sh -c 'echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line'"
     with step_of(lab, before=lock) as first, suspended(lab, first):
@@ -223,6 +223,7 @@ def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
 
 @pytest.mark.parity("fifty reuses; exec when stopped", "--container-name=:create")
 def test_modes(lab: Lab) -> None:
+    """:create refuses a container that exists, and :exec refuses a container that is not running."""
     assert "is not running" in refused(lab, IMAGE, NAME + ":exec", "true")
     with running(lab, IMAGE, NAME):
         assert "running" in refused(lab, IMAGE, NAME + ":create", "true")
@@ -245,6 +246,7 @@ def test_two_writable_containers_on_one_name_see_one_file_system(lab: Lab) -> No
 
 
 def test_removed_container_is_not_the_new_one_of_its_name(lab: Lab) -> None:
+    """Files of a running container are deleted by hand. Later steps of that name share a new container."""
     with running(lab, IMAGE, NAME, "--container-writable"):
         done = lab.run(["penroot", "remove", "--force", "pyxis_one"], node="n1", check=False)
         assert done.returncode == 1 and "runs in the container pyxis_one" in done.stderr
@@ -280,6 +282,7 @@ def test_fifty_concurrent_reuses(lab: Lab) -> None:
 
 @pytest.mark.parity("--container-name=:auto")
 def test_two_steps_create_one_container(lab: Lab) -> None:
+    """Steps that start at the same time with a new name do not fail."""
     steps = [lab.popen(["srun", *ON_N1, IMAGE, NAME, "readlink", "/proc/self/ns/mnt"]) for _ in range(4)]
     for step in steps:
         _, err = step.communicate(timeout=300)
@@ -313,6 +316,7 @@ def job_scope(lab: Lab) -> Iterator[None]:
 @pytest.mark.clusters("Containers that should not outlive their job")
 @pytest.mark.parity("container_scope=job", "names: pyxis_NAME")
 def test_job_scope_ends_with_the_job(lab: Lab, job_scope: None) -> None:
+    """With container_scope=job, the epilog of a job removes the job's named containers."""
     inside = f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list"
     out = lab.run(["salloc", "-Q", "-w", "n1", "srun", "-n1", *sh("true")]).stdout
     script = f"#!/bin/sh\n{inside}\n"
@@ -348,7 +352,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
     find = ["find", "/run/pyxis/2001", "/var/tmp/enroot-data-2001", "-mindepth", "1", "!", "-name", ".records"]
     until(lambda: not lab.run(find, node="n1", user="root").stdout, "the epilog has removed the files")
     assert lab.run(["sinfo", "-h", "-N", "-n", "n1", "-o", "%t"]).stdout.strip() in ("idle", "mix", "comp")
-    # Leftovers of a slurmstepd that could not clean up.
+    # The killed slurmstepd could not remove its cgroups.
     remove = "find /sys/fs/cgroup -depth -type d -path '*job_*' -exec rmdir {} +"
     until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "the job's cgroups are empty")
 
@@ -372,7 +376,7 @@ def test_next_start_removes_leftovers_from_before_a_boot(lab: Lab) -> None:
 
 @pytest.mark.parity("the display of srun --x11 in a running container")
 def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
-    """The container has the key while steps of that job are in it. For srun --x11, slurmstepd creates the key file."""
+    """The container has the display's key only while a step of that job is in it. srun --x11 makes the key file."""
     key = "/tmp/.Xauthority-job"
     with running(lab, IMAGE, NAME, after=f"! grep -q Xauthority /proc/self/mountinfo && ! test -s {key}"):
         lab.run(f"echo key > {key}", node="n1")
@@ -385,7 +389,7 @@ def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
 @pytest.mark.parity("an existing container of --container-name")
 @pytest.mark.parametrize("nodes", ["n1", "n1,n2"])
 def test_existing_container_asks_no_registry(lab: Lab, registry: Server, nodes: str) -> None:
-    """srun leaves the request to the nodes that lack the container, and all such nodes get one answer."""
+    """srun does not resolve the tag. The nodes that lack the container resolve it, with one request for all of them."""
     with front(lab, registry) as shown:
         tag = Tag(registry, shown, f"named{len(nodes)}")
         count = len(nodes.split(","))

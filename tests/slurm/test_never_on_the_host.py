@@ -17,7 +17,7 @@ from tests.waiting import until
 PROLOG = Path(__file__).parents[2] / "examples/site/prolog"
 VARIABLE = {"PYXIS_CONTAINER_IMAGE": MINIMAL}
 INSIDE = "test -e /etc/lab-release && echo container || echo host"
-LINE = IMAGE.replace("#", r"\#")  # a plain # begins a comment
+LINE = IMAGE.replace("#", r"\#")  # in an #SBATCH line, a plain # begins a comment
 
 
 @pytest.fixture(autouse=True)
@@ -46,13 +46,13 @@ def refused_submission(lab: Lab, *command: str, env: dict[str, str] | None = Non
     return done.stderr
 
 
-# ---- lost between sbatch and its script
+# ---- requests that could get lost between sbatch and its script
 
 
 @pytest.mark.security("H7", "H8")
 @pytest.mark.parametrize("file", ["FOO=1", "PATH=/usr/bin:/bin\\0HOME=/home/alice"])
 def test_an_export_file(lab: Lab, file: str) -> None:
-    """sbatch clears its environment for --export-file, and the script gets the variables of the file."""
+    """For --export-file, sbatch clears its environment: the script gets only the variables of the file."""
     lab.run(f"printf '{file}\\0' > file", cwd="/home/alice/way")
     assert batch(lab, "--export-file=file", IMAGE, "--container-mounts=/usr:/mnt/of it").endswith("container\n")
     flags = (IMAGE, "--container-name=flags", "--container-readonly")
@@ -87,7 +87,7 @@ def test_a_job_that_is_requeued(lab: Lab) -> None:
     until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "1\n", "the job runs")
     lab.run(["scontrol", "requeue", job], user="root")
     until(lambda: "PENDING" in lab.run(["scontrol", "show", "job", job]).stdout, "the job is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # instead of two minutes later
     until(lambda: lab.run(show, cwd="/home/alice/way").stdout == "2\n", "the job runs again", 250)
     until(lambda: "COMPLETED" in lab.run(["scontrol", "show", "job", job]).stdout, "the job ends")
     out = lab.run("grep -v ^pyxis: out", cwd="/home/alice/way").stdout
@@ -106,7 +106,10 @@ def test_arrays_and_wrapped_commands(lab: Lab) -> None:
 
 @pytest.mark.security("H14")
 def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
-    """The node also refuses the job if only nodes have the options switched off, or if the client is not sbatch."""
+    """The site sets sbatch_support=0 after the submission: the node refuses the job.
+
+    The node does the same if only nodes have this setting, or if the client is not sbatch.
+    """
     lab.run("cat > job.sh", cwd="/home/alice/way", input=f"#!/bin/sh\n{INSIDE}\n")
     held = ["sbatch", "--parsable", "--hold", "-w", "n1", "-o", "out", IMAGE, "job.sh"]
     job = lab.run(held, cwd="/home/alice/way").stdout.strip()
@@ -118,7 +121,7 @@ def test_options_that_are_switched_off_meanwhile(lab: Lab) -> None:
     assert "host\n" not in out
 
 
-# ---- #SBATCH lines that no sbatch has read
+# ---- #SBATCH lines that sbatch has not read
 
 
 @pytest.mark.security("H16")
@@ -215,7 +218,7 @@ def test_a_step_that_another_job_runs(lab: Lab) -> None:
 
 @pytest.mark.security("H25", "H26")
 def test_options_that_come_by_the_environment_alone(lab: Lab) -> None:
-    """srun --async of Slurm 26.05 does so too: a daemon that does not have srun's options launches the step."""
+    """A step of srun --async (Slurm 26.05) gets its options only so: a daemon without srun's options launches it."""
     assert srun(lab, "sh", "-c", INSIDE, env={"_SLURM_SPANK_OPTION_pyxis_container_image": MINIMAL}) == "container\n"
 
 
@@ -238,7 +241,7 @@ ask 'cmd=finalize\\n'
 @pytest.mark.security("H23")
 @pytest.mark.parametrize("export", ["ALL", "NONE"])
 def test_processes_that_mpi_spawns(lab: Lab, export: str) -> None:
-    """PMI-2 lets srun execute another srun with the same environment: spawn.c of mpi/pmi2."""
+    """A spawn request by PMI-2 makes srun execute another srun with the same environment: spawn.c of mpi/pmi2."""
     lab.run("cat > spawn.sh; rm -f answered", cwd="/home/alice/way", input=SPAWN)
     options = ("--mpi=pmi2", f"--export={export}", IMAGE, "--container-mount-home", "sh", "/home/alice/way/spawn.sh")
     assert srun(lab, *options, env={"SLURM_OVERLAP": "1"}) == "container\ncontainer\n"
@@ -249,7 +252,7 @@ def test_processes_that_mpi_spawns(lab: Lab, export: str) -> None:
 
 @pytest.mark.security("H27")
 def test_a_node_without_the_plugin_is_found_by_its_prolog(lab: Lab) -> None:
-    """The prolog drains the node, so no job starts there; pyxis-py check reports it too."""
+    """If the prolog fails, Slurm drains the node, so no job starts there. pyxis-py check also reports the node."""
     line = f"{lab.root}/etc/slurm/plugstack.conf.d/pyxis.conf"
     run_prolog = ["sh", "-c", PROLOG.read_text()]
     assert lab.run(run_prolog, node="n2", user="root").returncode == 0

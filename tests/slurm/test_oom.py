@@ -59,10 +59,10 @@ def test_an_import_that_exceeds_the_memory_of_the_step(lab: Lab, image: str) -> 
     assert done.stdout == ""
     assert "killed" in done.stderr
     assert "--mem" in done.stderr
-    assert "oom" in done.stderr.lower()  # from Slurm, because the kernel has charged the step
+    assert "oom" in done.stderr.lower()  # from Slurm: the kernel has charged the memory to the step
     assert "Traceback" not in done.stderr
     assert_nothing_left(lab, "n1")
     # The next step has enough memory, and no leftovers block it.
     assert before == lab.run(store, node="n1").stdout
     out = lab.run(["srun", "-w", "n1", "--mem=800M", image, "/zero"], check=False)
-    assert "Permission denied" in out.stderr  # in the container: the file is not a program
+    assert "Permission denied" in out.stderr  # the container has started, but its file /zero is not a program

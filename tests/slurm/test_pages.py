@@ -1,4 +1,4 @@
-"""Run pages of docs/: each command, in order, prints the output below it."""
+"""Run all commands of pages in docs/, in order. Each prints the output that the page shows below the command."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_how_to_guide(lab: Lab, debian: None, home: None, page: str) -> None:
 def test_recording_shows_what_the_commands_print(lab: Lab, debian: None) -> None:
     """If this fails, record again: .venv/bin/python -m tests.docs.recording."""
     assert [command for command, _ in recording.recorded()] == list(recording.COMMANDS)
-    recording.run(lab, recording.COMMANDS[0])  # not compared: it prints more if the image is not stored yet
+    recording.run(lab, recording.COMMANDS[0])  # its output is not compared: it is longer if the image is not stored yet
     for command, lines in recording.recorded()[1:]:
         printed = [recording.steady(line) for line in recording.run(lab, command)]
         assert sorted(printed) == sorted(map(recording.steady, lines)), command

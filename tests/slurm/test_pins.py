@@ -1,4 +1,4 @@
-"""Images pinned for a job: all its steps and requeues use the digest that the tag had at submit. Lock files too."""
+"""Images pinned for a job: all its steps and requeues use the digest that the tag had at submit. Also lock files."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def test_requeued_job_keeps_its_pin(lab: Lab, tag: Tag) -> None:
     tag.move()
     lab.run(["scontrol", "requeue", job], user="root")
     until(lambda: "PENDING" in show(lab, job), "the job is queued again")
-    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # by default in two minutes
+    lab.run(["scontrol", "update", f"JobId={job}", "StartTime=now"], user="root")  # instead of two minutes later
     until(lambda: "restart 1 1\n" in lab.run("cat out").stdout, "the job runs again", 250)
     assert output(lab, job) and tag.asked == ["HEAD"]
 
@@ -175,6 +175,7 @@ def test_another_tag_is_resolved_by_its_step_once(lab: Lab, tag: Tag, registry: 
 
 @pytest.mark.parity("heterogeneous jobs have one digest")
 def test_a_job_in_a_job_has_its_own(lab: Lab, tag: Tag) -> None:
+    """The inner job resolves the tag again, although it inherits the pin of the outer job in PYXIS_PINNED."""
     inner = f"salloc -Q -n1 --container-image={tag.image} srun {SHOW}"
     outer = f'env -i HOME=$HOME PATH=$PATH PYXIS_PINNED="$PYXIS_PINNED" {inner}'
     with allocation(lab, outer, f"--container-image={tag.image}") as shell:
@@ -197,6 +198,7 @@ def test_jobs_whose_steps_resolve_their_own_tags(lab: Lab, tag: Tag, words: tupl
 
 @pytest.mark.parity(":latest is implied")
 def test_latest_is_implied_and_docker_is_the_same(lab: Lab, registry: Server, shown: Faulty) -> None:
+    """A pin for a name without a tag also applies to the name with docker:// and :latest."""
     registry.pusher.image("pins/latest", "latest", numbered(1))
     image = f"{shown.host}#pins/latest"
     step = f"srun --container-image=docker://{shown.host}/pins/latest:latest {SHOW}"
@@ -441,6 +443,7 @@ def test_a_locked_digest_that_is_gone(lab: Lab, tag: Tag, lock: str, registry: S
 
 @pytest.mark.parity("a lock file of a job that was submitted without penroot")
 def test_importer_gets_the_digest(lab: Lab, tag: Tag, lock: str) -> None:
+    """An importer, the site's program that provides images, gets the digest of a lock file instead of the tag."""
     digest = lab.run(["cat", LOCK]).stdout.split()[-1]
     srun(lab, f"--container-image={tag.image}", "--container-save=given.sqsh", "true")
     lab.run(
@@ -472,7 +475,7 @@ def test_comment_of_the_job_names_the_image(lab: Lab, tag: Tag) -> None:
 
 
 def test_the_comment_of_each_job_of_an_array(lab: Lab, tag: Tag) -> None:
-    """Slurm gives the array's id to one of its jobs, too."""
+    """The id of the array is also the id of one of its jobs."""
     pinned = f"image={tag.image.replace('#', '/')}@{tag.digest}"
     with plugin_argument(lab, "show_image=yes"):
         words = ("--comment=mine", f"--container-image={tag.image}")

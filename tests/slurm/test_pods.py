@@ -1,4 +1,4 @@
-"""slurmd in a pod that tests/pod.py makes: docs/howto/pods.md."""
+"""slurmd runs in a pod, as in docs/howto/pods.md. tests/pod.py makes the pod."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ VOLUMES = ("/etc", "/home", "/run", "/tmp", "/var/tmp", "/var/spool", "/var/log"
 @contextmanager
 def slurmd_in_pod(lab: Lab, *options: str, conf: Mapping[str, str] = {}) -> Iterator[None]:
     """Run the slurmd of n1 in a pod with the node's files and network, and with changes to slurm.conf."""
-    gpus = [f"--device=tty{number}" for number in range(4)]  # like the lab's gres.conf
+    gpus = [f"--device=tty{number}" for number in range(4)]  # the GPUs of the lab's gres.conf
     words = (*options, *gpus, "--host-network", *(f"--volume={place}" for place in VOLUMES), "--", "slurmd", "-D")
     program = Path(lab.root, "home/pod.py")  # nodes have their own /tmp, which may hide this checkout
     program.write_text(Path(pod.__file__).read_text())

@@ -85,7 +85,7 @@ def test_a_display_is_reached_from_inside(lab: Lab) -> None:
         env = {"DISPLAY": f"registry:{number}"}
         out = lab.run(["srun", "--x11", IMAGE, "bash", "-c", f"{connect}; {key}"], env=env).stdout
     finally:
-        # slurmstepd makes the file before it enters the job's /tmp, and leaves an empty one behind.
+        # slurmstepd makes the key file before it enters the job's /tmp, and leaves an empty file in the node's /tmp.
         lab.run("rm -f .Xauthority* /tmp/.Xauthority-*", node="n1")
         display.close()
     assert out == "a display\nkey\n"

@@ -83,7 +83,10 @@ def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
 
 
 def after_request(tag: str) -> Callable[[Callable[[], object]], Fault]:
-    """Return a constructor of faults that change no reply, but call a function right after a request for ``tag``."""
+    """Return a constructor of faults. Its argument is a function to call right after a request for ``tag``.
+
+    The fault changes no reply.
+    """
 
     def then(happens: Callable[[], object]) -> Fault:
         def change(body: bytes) -> bytes:
@@ -199,7 +202,7 @@ def test_missing_image_is_reported_once_for_all_nodes(lab: Lab, image: str, why:
     assert done.returncode != 0
     lines = [line for line in done.stderr.splitlines() if "pyxis: " in line and "importing" not in line]
     assert lines[0] == f"srun: error: pyxis: failed to import docker image: {image}: {why} (--container-image)"
-    assert len(lines) == 2  # followed by a hint
+    assert len(lines) == 2  # the second line is a hint
     assert_nothing_left(lab)
 
 
@@ -238,6 +241,7 @@ def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -
 
 @pytest.mark.parity("an image that a registry refuses is reported once")
 def test_node_may_have_what_is_refused_to_srun(lab: Lab, registry: Server) -> None:
+    """The registry refuses the tag only as long as srun asks. The nodes get the image."""
     registry.pusher.image("test/mirrored", "a", numbered(12))
     refusal = Fault("/manifests/a", status=404, times=100)
 
@@ -305,7 +309,7 @@ def test_node_that_dies_while_it_fetches_is_succeeded(lab: Lab, registry: Server
             assert first.wait(300) != 0
             assert lock.exists()
             long_ago = time.time() - 3600
-            os.utime(lock, (long_ago, long_ago))  # instead of waiting until it has expired
+            os.utime(lock, (long_ago, long_ago))  # instead of waiting until the lock has expired
             out, err = second.communicate(timeout=300)
         finally:
             for job in (first, second):
@@ -352,7 +356,7 @@ def test_steps_from_a_store_of_squashfs_files(lab: Lab, registry: Server) -> Non
 
 @pytest.mark.clusters("NFS or Lustre, and no local disk")
 def test_prune_keeps_what_another_node_runs(lab: Lab, registry: Server) -> None:
-    """In a store that nodes share, a node sees the others' leases, but not their mounts."""
+    """Nodes share the store. A node does not see mounts of another node, but sees its leases: files in the store."""
     registry.pusher.image("test/lease", "a", numbered(9))
     store = "/home/alice/store"
     env = {"ENROOT_CACHE_PATH": store}

@@ -15,7 +15,7 @@ CHECK = [f"{PREFIX}/bin/pyxis-py", "check", "--nodes"]
 
 
 def check(lab: Lab, nodes: str, user: str = "root") -> list[str]:
-    """Return the report of a check that must fail, without its hints."""
+    """Run a check, which must fail, and return its report without the hints."""
     done = lab.run([*CHECK, nodes], user=user, check=False)
     assert done.returncode == 1, done.stdout + done.stderr
     assert done.stderr == ""
@@ -42,11 +42,12 @@ def test_two_that_do_not_are_one_line(four: Lab) -> None:
             walls.enter_context(four.unreachable(node, other))
         one, two = sorted(check(four, "n[1-4]"))
     assert one.startswith("bad  n2 and n3 do not reach each other: ") and one.endswith(": No route to host")
-    assert two.startswith("bad  n2 and n4 do not reach each other: ")  # n4 cannot answer n2 either
+    assert two.startswith("bad  n2 and n4 do not reach each other: ")  # n4 can neither connect to n2 nor answer it
 
 
 @pytest.mark.parity("pyxis-py check --nodes")
 def test_swarm_network_holds_here_too(four: Lab) -> None:
+    """The check uses only addresses in swarm_network, and names swarm=no."""
     with plugin_argument(four, f"swarm_network={SUBNET}.0/24"):
         assert f"over {SUBNET}.0/24" in four.run([*CHECK, "n1,n2"]).stdout
     with plugin_argument(four, f"swarm_network={SUBNET}.8/29"):

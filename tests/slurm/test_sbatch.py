@@ -43,7 +43,7 @@ def test_the_script_runs_in_the_container(lab: Lab) -> None:
 
 @pytest.mark.parity("sbatch: the script runs in the container")
 def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
-    # Slurm tells the plugin the number of the job's tasks, not that its script is one process.
+    # Slurm tells the plugin how many tasks the job has, but not that the batch script is a single process.
     out = batch(lab, "echo $IMAGE_NAME", IMAGE, "-w", "n1,n2", "-n2")
     assert out.splitlines()[-1] == "minimal"
     assert "srun" not in out
@@ -117,6 +117,7 @@ esac
 
 @pytest.mark.parity("PYXIS_RUNTIME_PATH", "importer")
 def test_an_importer_gives_the_image(lab: Lab, plugin: str) -> None:
+    """importer= in plugstack.conf names a program of the site that provides images."""
     srun(lab, IMAGE, "--container-save=given.sqsh", "true")
     lab.run("cat > importer; chmod 755 importer", input=IMPORTER)
     lab.install_plugin(f"{plugin} importer=/home/alice/importer")

@@ -1,4 +1,4 @@
-"""A squashfs file on srun's host is sent to the nodes of a step."""
+"""--container-image=bcast:FILE: srun sends a squashfs file of its host to the nodes of a step."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from tests.slurm.test_pull import STORE
 from tests.slurm.test_swarm import NODES
 from tests.waiting import until
 
-HERE = "/var/tmp/sent"  # a different directory on each node
+HERE = "/var/tmp/sent"  # each node has its own /var/tmp
 SIZE = 6_000_000  # bytes that compress badly
 
 
@@ -82,6 +82,7 @@ def test_a_file_of_srun_s_host(made: Lab) -> None:
 
 @pytest.mark.parity("--container-image: bcast:FILE of srun's host")
 def test_one_node_alone(made: Lab) -> None:
+    """A step on one node gets the file, too. Tasks see no SLURM_PYXIS variable."""
     assert made.run(step(1, "cat", "/name")).stdout == "x\n"
     done = made.run(step(3, *sh("cat /name; env")))
     assert done.stdout.count("x\n") >= 3
@@ -103,6 +104,7 @@ def test_in_a_batch_script_and_after_salloc(made: Lab) -> None:
 
 
 def test_a_container_that_stays_and_is_changed(made: Lab) -> None:
+    """A named container of the file keeps its changes, and keeps the file in the store."""
     options = ["--container-name=kept", "--container-writable"]
     made.run(step(2, *options, *sh("echo more >> /name")))
     again = made.run(["srun", "-N2", "-w", "n1,n2", "--container-name=kept", "cat", "/name"])

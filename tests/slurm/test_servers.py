@@ -1,4 +1,4 @@
-"""Steps from squashfs files: squashfuse dies, or the image's files belong to other users."""
+"""Steps whose image is a squashfs file: squashfuse is killed, or the files in the image belong to other users."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def test_nodes_get_signatures_from_srun(lab: Lab, registry: Server) -> None:
         option = f"--container-image={shown.host}#test/signed:1"
         assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout.split() == ["11"]
         asked = shown.asked(".sig")
-        assert asked == 2  # by srun at submit, and by its tracker. No node asks.
+        assert asked == 2  # by srun at submit, and by the tracker that srun starts for its nodes. No node asks.
         shown.seen.clear()
         assert lab.run(["srun", "-N2", option, "cat", "/number"]).stdout == "11"
         assert shown.asked(".sig") == 1  # by srun: the nodes have the signature in their stores
@@ -113,14 +113,14 @@ def test_digest_of_a_pinned_tag_must_be_signed(lab: Lab, registry: Server, way: 
 @pytest.mark.parity("srun: nodes get the signatures of srun")
 @pytest.mark.security("S2")
 def test_each_node_looks_for_itself(lab: Lab, registry: Server) -> None:
-    """While the step waits for its node, another signer's signature replaces the image's signature."""
+    """While the step waits, another signer's signature replaces the image's signature. The node refuses the image."""
     digest = image(registry, "stripped", 4)
     with front(lab, registry) as shown:
         sign(registry.pusher, "test/stripped", digest, SIGNER, f"{shown.host}/test/stripped")
         option = f"--container-image={shown.host}#test/stripped:1"
         step = lab.popen(f"exec srun -w n1 --hold {option} cat /number 2>&1")
         line = ""
-        while "queued" not in line:  # srun: job 17 queued and waiting for resources
+        while "queued" not in line:  # srun prints "srun: job 17 queued and waiting for resources"
             line = next_line(step)
             assert line
         job = line.split()[2]
@@ -134,6 +134,7 @@ def test_each_node_looks_for_itself(lab: Lab, registry: Server) -> None:
 
 @pytest.mark.parity("squashfs files, bcast:")
 def test_files_by_their_place(lab: Lab) -> None:
+    """The rule of a file's directory applies to the file, but not if bcast: sends it."""
     write(lab, REJECT, docker={"registry:5000": [ACCEPT]})
     lab.run(["penroot", "import", "-o", "x.sqsh", f"docker://{MINIMAL}"])
     for name in ("./x.sqsh", "bcast:./x.sqsh"):
@@ -175,6 +176,7 @@ def test_policy_of_the_user_applies_before_anything_is_queued(lab: Lab) -> None:
 
 @pytest.mark.parity("srun, sbatch: refused before anything is queued")
 def test_srun_inside_asks_the_policy_of_the_site(lab: Lab) -> None:
+    """srun in a container with --container-slurm also refuses the image."""
     write(lab, ACCEPT, docker={"registry:5000/minimal": [REJECT]})
     inner = f"srun --overlap --mem=50 --chdir=/ --container-image={MINIMAL} true"
     outer = [f"--container-image={otherimages.debian()}", "--container-slurm", "--mem=500", *sh(inner)]
@@ -193,6 +195,7 @@ def test_the_users_variables_do_not_take_the_policy_away(lab: Lab) -> None:
 
 @pytest.mark.parity("squashfs files, bcast:")
 def test_image_of_an_importer_counts_by_its_path(lab: Lab) -> None:
+    """The importer itself verifies signatures. A rule may reject the requested name, or the path from the importer."""
     lab.run(
         "mkdir -p imported; cat > importer; chmod +x importer",
         input="#!/bin/sh\n[ $1 = release ] || echo $HOME/x.sqsh\n",

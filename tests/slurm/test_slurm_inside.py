@@ -19,7 +19,7 @@ from tests.slurm.steps import IMAGE, MINIMAL, ON_N1, clear, end, expect, refused
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 HERE = "/run/penroot/slurm"
-STEP = "srun --overlap --mem=50 --chdir=/"  # inherited from a surrounding job
+STEP = "srun --overlap --mem=50 --chdir=/"  # srun would inherit other values from the surrounding step
 INSIDE = "test -e /etc/lab-release && echo container || echo host"
 
 
@@ -73,7 +73,7 @@ def test_an_image_of_another_release_asks_slurm(lab: Lab, debian: str) -> None:
 
 @pytest.mark.parity("srun inside: steps on nodes and in containers")
 def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str) -> None:
-    """A step without a container runs on the node, and each other step in its own container, as from outside."""
+    """As from outside, a step without container options runs on the node, and other steps run in containers."""
     both = f"{STEP} -N2 -n2"
     script = (
         f"test $SLURM_PROCID = 0 || exit 0; {both} sh -c 'hostname; {INSIDE}'; "
@@ -87,6 +87,7 @@ def test_steps_from_inside_are_on_nodes_and_in_containers(lab: Lab, debian: str)
 
 @pytest.mark.parity("srun inside: steps on nodes and in containers")
 def test_container_by_variable_is_made_or_an_error(lab: Lab, debian: str) -> None:
+    """PYXIS_CONTAINER_IMAGE, set in the container, gives a step a container, or an error if the image is bad."""
     script = (
         f"{STEP} {sh(INSIDE)[0]} -c '{INSIDE}'; PYXIS_CONTAINER_IMAGE=none:none:none {STEP} sh -c '{INSIDE}'; echo $?"
     )
@@ -123,7 +124,7 @@ def test_musl_and_busybox(lab: Lab, musl: str) -> None:
 
 @pytest.mark.parity("penroot-slurm")
 def test_other_programs_get_no_library_of_slurm(lab: Lab, debian: str) -> None:
-    """Slurm's programs get no library of the image or of the user. The job keeps its own variables."""
+    """Slurm's programs, in turn, get no library of the image or of the user. Steps keep the user's LD_ variables."""
     preload = "/usr/lib/x86_64-linux-gnu/libm.so.6"
     script = (
         "ls $LD_LIBRARY_PATH > /dev/null; ldd /bin/ls | grep -c penroot; env | grep -c '^LD_'; "
@@ -206,7 +207,7 @@ def test_root_learns_that_srun_fails_inside(lab: Lab) -> None:
 
 
 def privately(lab: Lab, change: str, command: str) -> subprocess.CompletedProcess[str]:
-    """Run a command on n1, after root has made a change that only this command sees. /etc/slurm is a copy."""
+    """Run a command on n1 in a mount namespace in which root has made a change. /etc/slurm is a copy there."""
     copy = "mount -t tmpfs none /mnt && cp -a /etc/slurm/. /mnt && mount --bind /mnt /etc/slurm"
     words = ["unshare", "--mount", "bash", "-c", f"{copy} && {change} && {command}"]
     return lab.run(words, node="n1", user="root", check=False, env={"HOME": "/home/alice", "USER": "alice"})
@@ -273,7 +274,7 @@ with socket.socket(socket.AF_UNIX) as daemon:
 
 @pytest.mark.parity("Slurm's own authentication")
 def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, shared: pathlib.Path) -> None:
-    """Programs get the path of sackd's or slurmd's socket. Slurm 22.05 has no such plugin, so env(1) replaces sdiag."""
+    """Programs get the path of sackd's or slurmd's socket. env(1) replaces sdiag: Slurm 22.05 has no auth/slurm."""
     (shared / "sack.py").write_text(SACK)
     change = (
         "sed -i 's/^AuthType=.*/AuthType=auth\\/slurm/' /etc/slurm/slurm.conf && mount -t tmpfs none /run && "
@@ -290,7 +291,7 @@ def test_the_socket_of_slurms_own_authentication(lab: Lab, debian: str, shared: 
 
 @pytest.mark.parametrize("theirs", ["", "munge:x:77:77::/:/bin/sh"], ids=["none", "another"])
 def test_slurms_user_has_his_number_in_any_image(lab: Lab, shared: pathlib.Path, theirs: str) -> None:
-    """Slurm's programs fail without an entry for SlurmUser; the image may have another user of that name."""
+    """Slurm's programs fail if /etc/passwd lacks SlurmUser. The image may have another user of that name."""
     where = pathlib.Path(tempfile.mkdtemp(dir=shared))
     where.chmod(0o755)
     image = otherimages.musl(where, f"echo '{theirs}' > etc/passwd")
@@ -314,7 +315,7 @@ LINKS = {
 @pytest.mark.security("I7")
 @pytest.mark.parametrize("make", LINKS.values(), ids=LINKS)
 def test_links_of_an_image_are_not_followed(lab: Lab, shared: pathlib.Path, make: str) -> None:
-    """A link of the image in the path of Slurm's files ends the step before its program."""
+    """If the image has a symbolic link in the path of Slurm's files, the step fails before its program runs."""
     where = pathlib.Path(tempfile.mkdtemp(dir=shared))
     where.chmod(0o755)
     stderr = refused(lab, f"--container-image={otherimages.musl(where, make)}", "--container-slurm", *sh("echo ran"))

@@ -137,7 +137,7 @@ def test_a_command_runs_in_the_container(lab: Lab, laptop: Laptop) -> None:
 def test_status_signal_input_and_errors(lab: Lab, laptop: Laptop) -> None:
     with job(lab, IMAGE) as number:
         host = f"{number}.cluster"
-        text = "word\n" * 1_000_000  # more than a pipe and a channel hold
+        text = "word\n" * 1_000_000  # more than a pipe and an ssh channel hold
         done = laptop.run("ssh", host, "sleep 1; cat; echo oops >&2; exit 7", input=text, check=False)
         assert (done.returncode, done.stderr, done.stdout == text) == (7, "oops\n", True)
         assert laptop.run("ssh", host, "kill -TERM $$", check=False).returncode == 255
@@ -206,6 +206,7 @@ def forwarding(laptop: Laptop, *options: str) -> Iterator[None]:
 @pytest.mark.parity("ssh -L")
 @pytest.mark.parametrize("network", ["the node's", "its own"])
 def test_local_and_dynamic_ports(lab: Lab, laptop: Laptop, network: str) -> None:
+    """ssh -L and ssh -D reach ports in the network of the container."""
     own = network == "its own"
     command = sh("echo up $SLURM_JOB_ID; " + HTTPD.format("127.0.0.1:8888"))
     with job(lab, IMAGE, *["--container-unshare=net", "--container-remap-root"] * own, command=command) as number:
@@ -217,6 +218,7 @@ def test_local_and_dynamic_ports(lab: Lab, laptop: Laptop, network: str) -> None
 
 @pytest.mark.parity("ssh -L")
 def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
+    """ssh -R listens only at the loopback addresses of the node."""
     serve = laptop.popen("sh", "-c", HTTPD.format("127.0.0.1:9000"))
     try:
         with job(lab, IMAGE) as number:
@@ -235,6 +237,7 @@ def test_remote_ports_are_of_the_node_alone(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("ssh -L")
 def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
+    """ssh -L reaches a Unix socket in the container."""
     talk = "import socket; s = socket.socket(socket.AF_UNIX); s.bind('/tmp/s'); s.listen(); print('up', flush=True)\n" \
         "while True: c = s.accept()[0]; c.sendall(b'HTTP/1.0 200 OK\\r\\n\\r\\npage\\n'); c.close()"  # fmt: skip
     with job(lab, IMAGE, "--container-mounts=/usr:/usr") as number:
@@ -249,7 +252,7 @@ def test_a_socket_of_the_container(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("the steps of VS Code's Remote-SSH")
 def test_steps_of_an_editor(lab: Lab, laptop: Laptop) -> None:
-    """Do as VS Code does: run bash by ssh -T with a SOCKS port, and a script on its stdin that starts a server."""
+    """Do as VS Code does: ssh -T runs bash and opens a SOCKS port; bash reads a script that starts a server."""
     script = HTTPD.format("127.0.0.1:8890").replace("exec", "nohup") + " > /tmp/log 2>&1 < /dev/null & echo ready\n"
     with job(lab, IMAGE) as number:
         editor = laptop.popen("ssh", "-T", "-D", "8005", f"{number}.cluster", "bash")
@@ -307,7 +310,7 @@ def test_end_of_the_job_closes_ssh_and_removes_keys(lab: Lab, laptop: Laptop) ->
 
 
 def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Laptop) -> None:
-    """A program in a container that sees /run/pyxis makes the note about the keys point to another directory."""
+    """A program in a container that sees /run/pyxis points the link to the job's keys at another directory."""
     with job(lab, IMAGE) as number:
         laptop.ssh(f"{number}.cluster", "true")
         # The proxy outlives the client, and removes the keys of ended jobs.
@@ -320,6 +323,7 @@ def test_the_end_of_the_job_removes_keys_and_nothing_else(lab: Lab, laptop: Lapt
 
 @pytest.mark.parity("ssh-key --suffix")
 def test_keys_of_a_job_to_which_nobody_has_come(lab: Lab, laptop: Laptop) -> None:
+    """ssh-key makes keys, but no ssh uses them. The next ssh to another job removes them."""
     with job(lab, IMAGE) as number:
         laptop.ssh("login", f"/{PREFIX}/bin/penroot ssh-key {number}")
         assert lab.run("ls .config/enroot/ssh").stdout == f"lab.{number}\n"
@@ -352,6 +356,7 @@ def test_only_the_jobs_key_opens_its_server(lab: Lab, laptop: Laptop) -> None:
 
 @pytest.mark.parity("ssh-proxy --suffix", "a missing, foreign, pending or ended job")
 def test_names(lab: Lab, laptop: Laptop) -> None:
+    """A host name selects a container by job ID or job name, step, container name and node."""
     where = "echo $SLURM_JOB_ID $MARK $(hostname)"
     with job(lab, "-N2", "-wn1,n2", "--ntasks-per-node=1", "--job-name=Train.v2", IMAGE, "--container-name=one",
              command=sh("[ $SLURM_PROCID = 1 ] || echo up $SLURM_JOB_ID; exec sleep 1000")) as number:  # fmt: skip
@@ -427,6 +432,7 @@ def test_keys_that_are_damaged_or_cannot_be_kept(lab: Lab, laptop: Laptop) -> No
 
 @pytest.mark.parity("ssh-config --suffix")
 def test_bad_words_for_ssh_config(lab: Lab) -> None:
+    """Words that could be commands or options of ssh, and bad suffixes, are refused."""
     for words in (["login; id"], ["-oProxyCommand=x"], ["--suffix=a b", "login"], ["--suffix=", "login"]):
         done = lab.run(["penroot", "ssh-config", "--", *words][: 2 + len(words) + 1], check=False)
         assert done.returncode != 0 and done.stdout == "" and "[ERROR]" in done.stderr
@@ -467,7 +473,7 @@ def test_the_server_is_out_of_reach_for_the_image(lab: Lab, laptop: Laptop) -> N
 def test_the_examples_of_the_documentation(lab: Lab, laptop: Laptop) -> None:
     """Run each command of the page, with its placeholders replaced. End the commands that keep running."""
     first, *examples = re.findall(r"^\$ (.*?)(?: +#.*)?$", DOCS, re.M)
-    assert first == "ssh login /opt/penroot/bin/penroot ssh-config login >> ~/.ssh/config"  # like the fixture
+    assert first == "ssh login /opt/penroot/bin/penroot ssh-config login >> ~/.ssh/config"  # as in the fixture laptop
     command = sh("echo up $SLURM_JOB_ID; " + HTTPD.format("8888"))
     laptop.run("sh", "-c", "mkdir -p code && touch code/train.py results.txt")
     with job(lab, IMAGE, "--container-mounts=/usr:/usr", command=command) as number:

@@ -167,7 +167,7 @@ def test_workdir(lab: Lab) -> None:
 
 @pytest.mark.parity("PWD and SHLVL have the values of a shell in the container")
 def test_tasks_know_their_directory(lab: Lab) -> None:
-    """PWD names the directory in the container, not on the host. A shell would correct PWD, so none is involved."""
+    """PWD names the directory in the container, not on the host. A shell would correct PWD, so the steps run none."""
     env = {"PWD": "/tmp", "SHLVL": "7"}
 
     def shown(*options: str) -> set[str]:
@@ -260,7 +260,7 @@ def test_mistakes_are_refused_at_submit(lab: Lab, option: str) -> None:
     stderr = refused(lab, image(), option, "true") if "image" not in option else refused(lab, option, "true")
     assert option.partition("=")[0] in stderr
     assert "spank:" not in stderr  # Slurm adds no lines of its own
-    assert set(lab.run(jobs).stdout.split()) <= {*before}  # Slurm forgets old jobs
+    assert set(lab.run(jobs).stdout.split()) <= {*before}  # no new job; Slurm may forget old ones
 
 
 def test_a_truncated_image(lab: Lab, squashfs: str) -> None:
@@ -309,7 +309,7 @@ def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
     expect(job, "up")
 
     def interrupted() -> bool:
-        lab.run("pkill -INT -x srun; pkill -INT -x srun", check=False)  # twice within a second
+        lab.run("pkill -INT -x srun; pkill -INT -x srun", check=False)  # srun ends after two SIGINTs within a second
         return job.poll() is not None
 
     until(interrupted, "srun has ended")

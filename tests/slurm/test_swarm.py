@@ -53,7 +53,7 @@ def step(host: str, name: str, *command: str, nodes: int = 4) -> list[str]:
 
 
 def sh_of_all(host: str, name: str, script: str) -> list[str]:
-    """Return a step of four nodes. Each task waits until all have begun: a node's uploads end with its tasks."""
+    """Return a step of four nodes. Each task waits until all have begun: a node uploads only until its tasks end."""
     meet = "mine=/home/alice/meet.$SLURM_JOB_ID; : >$mine.$SLURM_NODEID; until set -- $mine.*; [ $# = 4 ]; do sleep .1"
     command = step(host, name, *sh(f"{meet}; done; {script}"))
     return [*command[:-3], "--container-mount-home", *command[-3:]]
@@ -77,7 +77,7 @@ def test_registry_gets_each_request_once_for_all_nodes(four: Lab, registry: Serv
         assert re.search(line, done.stderr, re.MULTILINE)
         shown.seen.clear()
         assert four.run(step(shown.host, "once", "cat", "/number")).stdout == "1\n" * 4
-        assert four.run(["ls", f"{STORE}/swarms"]).stdout  # because of this note, srun starts no tracker
+        assert four.run(["ls", f"{STORE}/swarms"]).stdout  # tells srun that it needs no tracker
         assert [request.method for request in shown.seen] == ["HEAD"]  # all nodes have the image
 
 
@@ -97,12 +97,12 @@ def test_one_token_serves_all_nodes(four: Lab, registry: Server) -> None:
         assert four.run(step(shown.host, "token", "cat", "/number")).stdout == "12\n" * 4
         requests = Counter(request.path for request in shown.seen)
     assert sum(path.startswith("/token") for path in requests) == 1
-    assert {path for path, count in requests.items() if count > 1} <= {"/v2/test/token/manifests/a"}  # srun's HEAD
+    assert {path for path, count in requests.items() if count > 1} <= {"/v2/test/token/manifests/a"}  # also srun's HEAD
 
 
 @pytest.mark.parametrize("status", [400, 403])
 def test_token_that_expires_on_the_nodes_is_renewed(four: Lab, registry: Server, status: int) -> None:
-    """srun's token expires on the nodes, which have seen no challenge of the registry."""
+    """The nodes got their token from srun, without a challenge of the registry. It expires, and they get another."""
     name = f"ended{status}"
     registry.pusher.image(f"test/{name}", "a", layered(status))
     with front(four, registry) as shown:
@@ -179,7 +179,7 @@ def test_changed_layer_of_a_node_is_fetched_again(four: Lab, registry: Server) -
 
 
 def test_end_of_a_task_waits_for_no_download(four: Lab, registry: Server) -> None:
-    """Nodes whose tasks have ended leave, although one node has only a small part of the image."""
+    """Nodes whose tasks have ended leave the swarm, although one node has only a small part of the image."""
     registry.pusher.image("test/waits", "a", layered(42, size=8_000_000))
     with front(four, registry) as shown, four.slowed("n4", 2_000_000):
         running = four.popen(step(shown.host, "waits", "true"))
@@ -195,7 +195,7 @@ def test_end_of_a_task_waits_for_no_download(four: Lab, registry: Server) -> Non
 
 @pytest.mark.soak
 def test_late_nodes_get_the_image(four: Lab, registry: Server, soak: bool) -> None:
-    """Two nodes are late: by seconds, while the others download; with soak by a minute, when the others have left."""
+    """Two nodes start seconds late: the others still download. With --soak, a minute late: the others have left."""
     registry.pusher.image("test/late", "a", layered(50, size=4_000_000))
     with front(four, registry) as shown, four.slowed("registry", 20_000_000), late(four, NODES[2:]) as start:
         running = four.popen(step(shown.host, "late", "cat", "/number"))
@@ -282,7 +282,7 @@ def test_each_node_asks_the_registry_without_a_swarm(four: Lab, registry: Server
 
 @pytest.mark.security("N1")
 def test_only_helpers_see_the_key(four: Lab, registry: Server) -> None:
-    """The key is not in tasks, task prologs and epilogs, attached steps, logs or the output of srun."""
+    """The key of the swarm is not in tasks, task prologs and epilogs, attached steps, logs or the output of srun."""
     registry.pusher.image("test/key", "a", layered(6, layers=1))
     everything = "cat /proc/[0-9]*/environ 2> /dev/null | tr '\\0' '\\n'; true"
     seen = "/home/alice/seen"
@@ -361,7 +361,7 @@ def test_nodes_with_a_firewall_between_them_get_the_image(four: Lab, registry: S
 @pytest.mark.parity("swarm_network")
 @pytest.mark.parametrize("hosts", ["nodes", "all"])
 def test_swarm_network_limits_the_swarm(four: Lab, registry: Server, hosts: str) -> None:
-    """If srun's host is in another network, nodes ask the registry."""
+    """If srun's host is outside of swarm_network, each node asks the registry."""
     number = 13 if hosts == "nodes" else 14
     registry.pusher.image(f"test/within{number}", "a", layered(number, layers=1))
     addresses = f"{SUBNET}.{'8/29' if hosts == 'nodes' else '0/24'}"
@@ -394,7 +394,7 @@ def test_killed_peer_does_not_stop_the_others(four: Lab, registry: Server) -> No
 
 
 def kill(lab: Lab, what: str, node: str, seconds: float) -> None:
-    """Kill ``what`` (of KILLS) on ``node``. For "links", cut the node's links for ``seconds`` seconds instead."""
+    """Kill ``what`` (of KILLS) on ``node``; restart slurmd after ``seconds``. "links" cuts links for ``seconds``."""
     peer = "ss -Htlnp | grep python3 | grep -o 'pid=[0-9]*' | cut -d= -f2 | xargs -r kill -KILL"
     if what == "helper":
         lab.run(f"pkill -KILL -f {HELPER}", user="root", node=node, check=False)
@@ -403,7 +403,7 @@ def kill(lab: Lab, what: str, node: str, seconds: float) -> None:
     elif what == "tracker":
         lab.run(peer, user="root", check=False)
     elif what == "slurmd":
-        lab.run("pkill -KILL -f '(^|/)slurmd( |$)'", user="root", node=node)  # its threads have other names
+        lab.run("pkill -KILL -f '(^|/)slurmd( |$)'", user="root", node=node)  # -f: its threads have other names
         time.sleep(seconds)
         lab.restart_daemon(node, "slurmd")
     else:  # cut all links but those that Slurm needs
@@ -482,7 +482,7 @@ def test_components_of_a_heterogeneous_job_get_the_image(four: Lab, registry: Se
 
 @pytest.mark.parametrize("how", ["srun is killed", "the job is cancelled", "^C"])
 def test_end_of_a_step_ends_its_download(four: Lab, registry: Server, how: str) -> None:
-    """No process and no file is left: see nothing_left."""
+    """The fixture nothing_left checks that no process and no file is left."""
     name, after = f"ends{len(how)}", f"after{len(how)}"
     registry.pusher.image(f"test/{name}", "a", layered(30 + len(how), size=4_000_000))
     registry.pusher.image(f"test/{after}", "a", layered(60 + len(how), layers=1, size=1000))
@@ -495,7 +495,7 @@ def test_end_of_a_step_ends_its_download(four: Lab, registry: Server, how: str) 
             if how == "the job is cancelled":
                 four.run("scancel -u alice")
             else:
-                for _ in range(1 if how == "srun is killed" else 2):  # at the first ^C, srun only reports its tasks
+                for _ in range(1 if how == "srun is killed" else 2):  # at the first ^C, srun only prints its tasks
                     four.run(f"kill -{'KILL' if how == 'srun is killed' else 'INT'} {pid}", check=False)
             running.communicate(timeout=120)
             assert running.returncode != 0
@@ -521,7 +521,7 @@ def test_node_with_a_full_disk_fails_alone(four: Lab, registry: Server) -> None:
 
 
 def test_image_larger_than_the_memory_of_the_step(four: Lab, registry: Server) -> None:
-    registry.pusher.image("test/memory", "a", layered(24, size=50_000_000))  # a slow disk may have much to write
+    registry.pusher.image("test/memory", "a", layered(24, size=50_000_000))  # 200 MB, which a slow disk writes late
     with front(four, registry) as shown:
         command = step(shown.host, "memory", "cat", "/number")
         assert four.run([command[0], "--mem=150M", *command[1:]]).stdout == "24\n" * 4

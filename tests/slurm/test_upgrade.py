@@ -1,7 +1,7 @@
 """Installations that are replaced while steps run: no step fails, and no step mixes modules of two versions.
 
 Two builds differ in their version, which each module checks when it is imported, and in the protocol between plugin and
-helper. The functions of `make install` and the packages activate them, in a separate cluster.
+helper. The tests run in a separate cluster, and activate a build with the functions of `make install` and the packages.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ if _whole.__version__ != "{version}":
 PYTHON = """
 run() { /usr/bin/python3 -IS -c "import sys; sys.path.insert(0, '$1'); $2"; }
 """
-# VERSION PROTOCOL MARK
+# The arguments of this script: VERSION PROTOCOL MARK
 BUILD = f"""{PYTHON}
 set -eu
 new={SITE}/built-$1
@@ -144,7 +144,7 @@ class Step:
 
 
 def wave(site: Lab, number: int, size: int) -> None:
-    """Run ``size`` steps of each kind, then steps from the images that some save. All outlive restarts of slurmd."""
+    """Run ``size`` steps of each kind, then steps of images that some of them save. All outlive restarts of slurmd."""
     steps, attached, files = [], [], []
     for each in range(size):
         name, file = f"--container-name=wave{number}-{each}", f"/home/alice/wave{number}-{each}.sqsh"
@@ -193,7 +193,7 @@ def test_steps_and_starts_go_on_while_it_is_replaced(site: Lab, rng: random.Rand
 
 
 def assert_only_used_ones_stay(site: Lab) -> None:
-    """A version that slurmd has mapped stays, and so does the version in use."""
+    """Check that only two versions stay: the version that slurmd has mapped, and the current version."""
     site.restart_daemon("n1", "slurmd")
     loaded = current(site)
     time.sleep(MAX_START_S + 1)
@@ -242,9 +242,9 @@ def test_a_node_may_have_another_version_than_the_host_of_srun(site: Lab, older:
 
 @pytest.mark.parametrize(("version", "message"), [("2.0", "is gone, and"), ("2.1", "protocol 20, not 21")])
 def test_a_step_whose_version_is_gone(site: Lab, version: str, message: str) -> None:
-    """A version is removed by force, or after a month on a shared disk.
+    """The version of a running step can be removed by force, or on a shared disk after a month.
 
-    The current version then ends the step, or the error says why it cannot.
+    The current version then cleans up after the step, or the error says why it cannot.
     """
     install(site, "2.0")
     gone = current(site)

@@ -1,4 +1,4 @@
-"""The unit tier runs without a compiler and other programs: tests that need a missing one are skipped."""
+"""The unit tier also runs without a compiler and other programs: it skips tests that need a missing program."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ PROGRAMS = ("gcc", "nm", "readelf", "mksquashfs", "openssl", "ssh-keygen", "dpkg
 
 
 class NotBuilt:
-    """The last finder of sys.meta_path. It is asked for the modules that no other finder has found."""
+    """The last finder of sys.meta_path. If no other finder has found our module in C, this finder skips the tests."""
 
     @staticmethod
     def find_spec(name: str, path: object = None, target: object = None) -> None:
@@ -39,8 +39,8 @@ pytest_runtest_call = pytest.hookimpl(wrapper=True)(_skip_without_program)
 
 @pytest.fixture
 def box(tmp_path: pathlib.Path) -> pathlib.Path:
-    """Return a container with the library directory of a Debian or Ubuntu."""
-    from tests.fakehost import TRIPLET  # imports the C module, so it comes after NotBuilt
+    """Return the root of a container with the library directory of Debian and Ubuntu."""
+    from tests.fakehost import TRIPLET  # imports the C module, so NotBuilt must be installed before
 
     (tmp_path / f"box/usr/lib/{TRIPLET}").mkdir(parents=True)
     return tmp_path / "box"

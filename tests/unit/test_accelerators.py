@@ -69,7 +69,7 @@ def test_allocated_gpus_of_amd(amd: FakeHost, box: pathlib.Path, caller: dict[st
 
 
 def test_nodes_of_other_gpus_are_absent(amd: FakeHost, box: pathlib.Path) -> None:
-    """ROCm fails if a device node cannot be opened, so the others are absent.
+    """ROCm fails if it cannot open a device node, so the nodes of other GPUs are absent.
 
     The card of the BMC, and udev's links to the remaining nodes, stay.
     """
@@ -84,6 +84,7 @@ def test_nodes_of_other_gpus_are_absent(amd: FakeHost, box: pathlib.Path) -> Non
 
 
 def test_all_keeps_dev_and_none_hides_each_gpu(amd: FakeHost, box: pathlib.Path) -> None:
+    """With all GPUs, /dev/dri stays as it is. With "none", it has only the card of the BMC."""
     assert planned(amd, box, {"SLURM_STEP_GPUS": "0,1,2,3,4,5,6,7"}).emptied == []
     edits = planned(amd, box, {"AMD_VISIBLE_DEVICES": "none"})
     assert set(edits.nodes) == {"/dev/dri/card0"} and edits.emptied == ["/dev/dri"]
@@ -170,7 +171,7 @@ def test_missing_device_is_an_error(amd: FakeHost, box: pathlib.Path, words: str
 
 @pytest.mark.parity("a requested device that is missing")
 def test_selection_on_a_host_without_devices(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """The caller's selection of a missing device is an error. The image's is ignored, as in other runtimes."""
+    """A missing device is an error if the caller selects it. An image's selection is ignored, as in other runtimes."""
     host = FakeHost(tmp_path / "host")
     host.standard_nodes()
     with pytest.raises(HookError, match="has no such device"):
@@ -196,6 +197,7 @@ def test_stale_variable_is_reported(amd: FakeHost, box: pathlib.Path, capsys: py
     ],
 )
 def test_cases_without_changes(amd: FakeHost, box: pathlib.Path, caller: dict[str, str]) -> None:
+    """The hook adds nothing if the caller refuses GPUs, the step has none, or --device selects devices."""
     assert not planned(amd, box, caller).describe()
 
 

@@ -50,7 +50,7 @@ def test_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visible: s
     assert len(edits.hidden) - len(hidden) == (0 if visible == "all" else 12)
     assert (
         f"{LIB}/libnvcuvid.so.{VERSION}" in edits.files
-    )  # the capabilities do not filter the files of a specification
+    )  # driver capabilities do not filter the files of a specification
     assert f"{LIB}/libnvidia-opencl.so.{VERSION}" not in edits.files
     assert edits.links[f"{LIB}/libcuda.so"] == "libcuda.so.1"
     assert edits.links[f"{LIB}/libcuda.so.1"] == f"libcuda.so.{VERSION}"
@@ -68,6 +68,7 @@ def test_mig_devices_of_a_specification(dgx: FakeHost, box: pathlib.Path, visibl
 
 
 def test_specification_with_only_indices(dgx: FakeHost, box: pathlib.Path) -> None:
+    """The specification names devices only by index. They are also found by UUID and PCI address."""
     path = dgx.cdi()
     path.write_text(path.read_text().replace("- name: GPU-", "- name: other-"))
     for visible in (uuid(3), "GPU-00000003", "0000:4e:00.0"):
@@ -138,6 +139,7 @@ def test_device_missing_in_specifications_is_found_natively(dgx: FakeHost, box: 
 
 
 def test_native_on_request(dgx: FakeHost, box: pathlib.Path) -> None:
+    """PENROOT_NVIDIA_MODE=native makes penroot ignore specifications."""
     dgx.cdi()
     assert not planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "native"}).environ
 
@@ -212,7 +214,7 @@ def test_special_file_is_not_read(dgx: FakeHost, box: pathlib.Path) -> None:
 
 
 def test_unreadable_directory_is_named(dgx: FakeHost, box: pathlib.Path) -> None:
-    (dgx.root / "etc/cdi").symlink_to("cdi")  # a directory that even root cannot open
+    (dgx.root / "etc/cdi").symlink_to("cdi")  # a loop, which even root cannot open
     assert gpus(planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})) == {2}
     with pytest.raises(HookError, match=r"/etc/cdi: Too many levels"):
         planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0", "PENROOT_NVIDIA_MODE": "cdi"})

@@ -50,7 +50,7 @@ def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking:
 def test_a_slurm_with_a_tmp_for_each_job(
     fp: FakeProcess, programs: Path, key: str, private: str, verdict: str, kind: str
 ) -> None:
-    """Since Slurm 25.11, the setting is also called NamespaceType. In read_config.c, both names are one setting."""
+    """Since 25.11, JobContainerType is also called NamespaceType: both names are one setting in read_config.c."""
     if private:
         (programs / "job_container.conf").write_text(
             f"AutoBasePath=true\nDirs={private if kind == 'tmpfs' else '/x'}\n"
@@ -64,7 +64,7 @@ def test_a_slurm_with_a_tmp_for_each_job(
 
 @pytest.mark.clusters("A `/tmp` for each job")
 def test_directories_of_dir_confs_are_private(fp: FakeProcess, programs: Path) -> None:
-    """namespace.yaml(5) of Slurm 26.11 describes dir_confs."""
+    """Slurm 26.11 knows dir_confs: namespace.yaml(5)."""
     directories = "dir_confs: [{path: /tmp, tmpfs: true}, {path: /run, base_path: /nvme}]"
     (programs / "namespace.yaml").write_text(f"defaults:\n  {directories}\n")
     configuration = ("NamespaceType=namespace/linux", f"SLURM_CONF = {programs}/slurm.conf")
@@ -81,7 +81,7 @@ def test_a_slurm_where_jobs_share_tmp(fp: FakeProcess, programs: Path) -> None:
 
 @pytest.fixture
 def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Return the directory for slurmctld's copy of its files. This machine also has a slurm.conf, in ``programs``."""
+    """Return the directory for the copy of slurmctld's files. This machine has its own slurm.conf in ``programs``."""
     directory = programs / "run"
     directory.mkdir()
     (directory / "slurm.conf").touch()
@@ -110,7 +110,7 @@ def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
 
 
 def test_path_in_plugstackconfig_hides_the_sent_file(programs: Path, copy: Path) -> None:
-    """spank_stack_init() opens the path of PlugStackConfig, and does not search slurmctld's copy."""
+    """spank_stack_init() opens the path of PlugStackConfig, and does not search the copy of slurmctld's files."""
     [finding] = check._loaded(f"{programs}/none/plugstack.conf", [])
     assert finding.verdict == "bad" and "instead of slurmctld's copy" in finding.what
     assert "remove PlugStackConfig from slurm.conf" in finding.fix
@@ -154,7 +154,7 @@ def test_line_through_a_version_link_is_removed_too(programs: Path) -> None:
 
 
 def test_second_line_for_the_plugin_is_refused(programs: Path) -> None:
-    """Slurm would load the plugin twice, and refuse the options of the second."""
+    """Slurm would load the plugin twice, and refuse the options of the second copy."""
     path = programs / "plugstack.conf"
     path.write_text("include plugstack.conf.d/*\n")
     plugstack.configure(f"{programs}/plugstack.conf.d", "/lib/spank_pyxis.so", ())

@@ -1,4 +1,4 @@
-"""Claims of containers in races with other processes that claim the same container."""
+"""Races for the claim of a container, the file that names the node whose steps may change the container."""
 
 from __future__ import annotations
 
@@ -31,6 +31,7 @@ def claimed(data: Path, node: str) -> int:
 
 @pytest.mark.parametrize("node", ["", "elsewhere", NODE])
 def test_reading_a_claim_does_not_block_others(data: Path, monkeypatch: pytest.MonkeyPatch, node: str) -> None:
+    """Another process locks the claim for a moment. Claim() waits, and tries again."""
     reader = claimed(data, node)
     monkeypatch.setattr(claims.time, "sleep", lambda seconds: os.close(reader))
     assert Claim("box", str(data), kept=True).name == "box"

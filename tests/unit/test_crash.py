@@ -80,6 +80,7 @@ def _directory(path: str) -> str:
 
 
 def test_image_that_survived_a_crash_is_used_and_needs_no_mark(store: Store) -> None:
+    """The mark is the file boot. It is renamed after all files of the image have been checked."""
     path = imaged(store)
     image = store.image(B)
     assert image is not None and len(image.lowerdirs) == 2
@@ -92,10 +93,11 @@ def test_image_that_a_crash_damaged_is_not_used(store: Store, file: str) -> None
     (path / file.format(A.partition(":")[2])).write_bytes(b"")
     assert store.image(B) is None
     with store.build("images", B) as build:
-        assert build.done == ("layers" in file)  # an image whose own files are whole is kept
+        assert build.done == ("layers" in file)  # if only a layer is damaged, the image is kept
 
 
 def test_settled_image_needs_no_mark(store: Store) -> None:
+    """settle() writes the store to the disk, so a later crash cannot damage the image."""
     path = imaged(store)
     store.settle(B)
     assert not (path / "boot").exists() and not Path(f"{store.layer_path(A)}/boot").exists()

@@ -64,7 +64,7 @@ def test_netrc_by_host_port_and_user(home: Home) -> None:
     assert home.find("a.io", "nobody") is None
     assert home.find("c.io", "me") is None  # the file has "me" only for other hosts
     assert (home.find("d.io:443"), home.find("d.io:5000")) == (("me", "any"), ("me", "exact"))
-    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # the entry of its token server
+    assert home.find("registry-1.docker.io", realm="auth.docker.io") == ("me", "hub")  # the entry of the token server
 
 
 @pytest.mark.parametrize(("registry", "written"), [(n, t) for n, texts in SPELLINGS.items() for t in texts])
@@ -111,6 +111,7 @@ def test_dollar_within_a_password_is_literal(home: Home, written: str, password:
 
 
 def test_password_command_keeps_spaces_and_is_hidden(home: Home) -> None:
+    """The command is not among the arguments of the shell, which other users can see."""
     home.netrc("machine a.io login me password $(printf '%s' 'a  b'; tr '\\0' ' ' </proc/$$/cmdline)\nmachine b.io\n")
     assert home.find("a.io", PATH="/bin:/usr/bin") == ("me", "a  b/bin/sh")
 
@@ -168,6 +169,7 @@ def test_docker_config(home: Home) -> None:
 
 
 def test_docker_config_elsewhere_and_behind_netrc(home: Home, tmp_path: Path) -> None:
+    """DOCKER_CONFIG names another directory. .credentials, in netrc format, takes precedence over docker's file."""
     (tmp_path / "other").mkdir()
     config = {"auths": {"a.io": {"username": "u", "password": "p"}}}
     (tmp_path / "other/config.json").write_text(json.dumps(config))
@@ -190,7 +192,7 @@ def test_docker_config_with_nulls_and_paths(home: Home) -> None:
 
 
 def test_precedence_of_login_files(home: Home) -> None:
-    """A file of docker takes precedence over podman's, and the file of REGISTRY_AUTH_FILE over both."""
+    """Docker's file takes precedence over podman's files. REGISTRY_AUTH_FILE takes precedence over all of them."""
 
     def write(path: Path, password: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)

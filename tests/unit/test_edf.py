@@ -1,4 +1,4 @@
-"""Environment files: the keys and values that are allowed, and the errors for others."""
+"""Environment files: the keys and values that are allowed, and the errors for all other keys and values."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Home:
         return self.read("it")
 
     def refused(self, text: str | bytes) -> tuple[str, str]:
-        """Return the error of a file, without its directory, and the hint."""
+        """Return the error for a text, without the directory of the file, and the hint."""
         self.write("it", text)
         with pytest.raises(PenrootError) as caught:
             edf_parser.check(self.read("it"))
@@ -56,7 +56,7 @@ def values(file: Environment) -> dict[str, list[str]]:
     return {key: [file.value(entry) for entry in file.all(key)] for key in keys}
 
 
-# Each form in the documentation of CSCS, with other names
+# Each form of an environment file in the documentation of CSCS, with other names
 FORMS = {
     "the first one": 'image = "library/debian:13"\nmounts = ["${SCRATCH}:${SCRATCH}"]\nworkdir = "${SCRATCH}"\n',
     "other registries": 'image = "quay.io#some/bench:6.2-mpich4.1-arm64"\n',
@@ -103,7 +103,7 @@ def test_each_value_has_its_line(home: Home) -> None:
 
 @pytest.mark.parity("base_environment")
 def test_file_overrides_its_bases(home: Home) -> None:
-    """A file takes precedence over its bases, and a later base over an earlier base."""
+    """A file takes precedence over its bases. Among the bases, a later base takes precedence over an earlier one."""
     home.write("a", 'image = "a"\nwritable = false\nmounts = ["/a:/a"]\n[env]\nONE = "a"\nTWO = "a"\nTHREE = "a"\n')
     home.write("b", 'image = "b"\nmounts = ["/b:/b"]\n[env]\nTWO = "b"\nTHREE = "b"\n')
     file = home.parse('mounts = ["/c:/c"]\nbase_environment = ["a", "b"]\n[env]\nTHREE = "c"\n')
@@ -174,7 +174,7 @@ def test_errors_name_their_line(home: Home, text: str | bytes, line: int, error:
 
 @pytest.mark.parity("forms of CSCS's documentation")
 def test_comma_that_toml_forbids_is_reported(home: Home, capfd: pytest.CaptureFixture[str]) -> None:
-    """A key below a [table] belongs to the table, so ``workdir`` below [env] is a variable, which is reported too."""
+    """``workdir`` below [env] is reported, too: a key below a [table] belongs to the table, so it is a variable."""
     assert home.parse(FORMS["commas that are no TOML"]).by_name("env")["DEBUG"].text == "no"
     assert capfd.readouterr().err.count("ignoring the comma at the end") == 2
     assert home.parse('image = "a"\n[env]\nworkdir = "/x"\n').by_name("env")["workdir"].text == "/x"
@@ -315,7 +315,7 @@ def test_variables_of_the_submitter(home: Home, text: str, expected: str) -> Non
 
 @pytest.mark.parity("${NAME}")
 def test_nodes_get_variables_of_the_submitter(home: Home) -> None:
-    """The nodes look up the other variables themselves."""
+    """The nodes themselves look up variables that the submitter does not send, such as SLURM_JOB_ID."""
     file = edf.loads(home.parse('workdir = "${SCRATCH}/${SLURM_JOB_ID}"').dumps())
     entry = file.last("workdir")
     assert entry and file.host == {"SCRATCH": "/scratch/jane"}

@@ -1,4 +1,4 @@
-"""The reader of ELF files is right about real shared libraries. Damaged ones cause no crash, loop or delay."""
+"""The reader of ELF files is right about real shared libraries. Damaged libraries cause no crash, loop or delay."""
 
 from __future__ import annotations
 

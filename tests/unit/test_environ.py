@@ -121,6 +121,7 @@ def test_each_variable_has_its_last_origin() -> None:
 def test_covered_and_unset_values_are_remembered(
     before: str, covering: dict[str, tuple[str | None, str]], values: dict[str, str], below: dict[str, str]
 ) -> None:
+    """``below`` keeps the values that options and files cover or unset."""
     variables = environ.Variables(dict.fromkeys(before, "1"))
     variables.cover(covering)
     assert (variables.values, variables.below) == (values, below)

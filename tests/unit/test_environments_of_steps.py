@@ -16,9 +16,9 @@ from pyxis_py.submit import submission
 
 
 def of_file(text: str, *option_words: str, node: bool = False, **environ: str) -> options.Request:
-    """Parse a request with an environment file and options, at submit, or on a node with the job's ``environ``.
+    """Parse a request with an environment file, options and the job's ``environ``, as at submit or as on a node.
 
-    Each line of ``text`` is a key, a space and a value.
+    Each line of ``text``, the environment file, is a key, a space and a value.
     """
     pairs_of_file = [line.split(" ", 1) for line in text.splitlines()]
     entries = tuple(
@@ -113,6 +113,7 @@ def test_a_name_needs_no_image_of_a_file() -> None:
 
 
 def test_variables_of_the_job_wait_for_it() -> None:
+    """Only nodes know SLURM_JOB_ID. At submit, values that need it are not expanded."""
     text = "image a\nworkdir /w/${SLURM_JOB_ID}\nmounts /m/${SLURM_JOB_ID}:/x"
     assert of_file(text).workdir is None
     request = of_file(text, node=True, SLURM_JOB_ID="7")
@@ -151,7 +152,7 @@ def test_the_file_is_read_with_the_submitters_variables(tmp_path: Path) -> None:
 
 
 def carried(tmp_path: Path) -> tuple[str, str]:
-    """Let sbatch read the file ``it`` with the image ``first``. Return the variable that carries it to the steps."""
+    """Read the file ``it`` with the image ``first`` at submit. Return the variable that carries the file."""
     file = submission.check(with_file(tmp_path, 'image = "first"'))[0].file
     assert file
     return "environ", f"{CARRIED}={file.dumps()}"
@@ -183,6 +184,7 @@ def test_carried_file_of_another_path_is_not_used(tmp_path: Path) -> None:
 
 
 def test_carried_file_of_a_name_is_no_local_file(tmp_path: Path) -> None:
+    """The carried it.toml is from ~/.edf. If the working directory has an it.toml later, that file is read."""
     name = ("option", "environment=it.toml")
     job = [("verb", "check"), ("context", "srun"), ("cwd", str(tmp_path)), ("caller", f"HOME={tmp_path}"), name]
     with_file(tmp_path, 'image = "first"')

@@ -104,6 +104,7 @@ def test_words_from_elsewhere_cannot_make_a_line(file: pathlib.Path) -> None:
 def test_the_job_of_a_command_line_is_that_of_its_environment(
     file: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The record of a command takes its job and step from SLURM_JOB_ID and SLURM_STEP_ID."""
     for job, step in ("12", "0"), ("12", "batch"), ("x", "1"):
         monkeypatch.setenv("SLURM_JOB_ID", job)
         monkeypatch.setenv("SLURM_STEP_ID", step)
@@ -179,7 +180,7 @@ def test_foreign_file_is_not_written_to(tmp_path: pathlib.Path, capsys: pytest.C
 
 
 def test_record_without_room_costs_a_warning(file: pathlib.Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """There is room for a part of the record. The warning appears nevertheless."""
+    """The file has room for only a part of the record. The warning appears nevertheless."""
     file.write_text("x" * 900 + "\n")
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (1000, limits[1]))

@@ -1,4 +1,4 @@
-"""Libraries of fake hosts with Slingshot, EFA or UCX, which fit an image or do not fit it."""
+"""Fit libraries of a host into an image, or say why they do not fit. The hosts are fake: Slingshot, EFA and UCX."""
 
 from __future__ import annotations
 
@@ -103,7 +103,7 @@ BY_CXI, BY_PLUGIN = "com.hooks.cxi.enabled", "com.hooks.aws_ofi_nccl.enabled"
 def test_parts_and_who_requested_them(
     annotations: tuple[str, ...], setting: str, wanted: list[tuple[str, str]]
 ) -> None:
-    """By default, nothing is requested. Annotations override the setting. The plugin's also requests libfabric."""
+    """By default, nothing is requested. Annotations override the setting. NCCL's plugin also requests libfabric."""
     host = {"HOME": "/", "PENROOT_ANNOTATIONS": "\n".join(annotations)} | (
         {"ENROOT_FABRIC": setting} if setting else {}
     )
@@ -144,7 +144,7 @@ def test_older_libfabric_of_the_image_is_covered_in_place(cray: FakeHost, tmp_pa
 
 
 def test_providers_of_the_image_are_not_for_the_hosts(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
-    """The image's FI_PROVIDER_PATH is replaced. The user's is kept."""
+    """The image's FI_PROVIDER_PATH is replaced: it is not for the host's libfabric. The user's value is kept."""
     image(tmp_path)
     for variables, value in (({}, ""), ({"FI_PROVIDER_PATH": "/mine"}, None)):
         context = fakehost.context(amazon, tmp_path, caller(CXI, **variables), {"FI_PROVIDER_PATH": "/opt/providers"})
@@ -181,7 +181,7 @@ def test_libraries_of_the_image_are_kept(amazon: FakeHost, tmp_path: pathlib.Pat
 
 @pytest.mark.parity("libraries that the image has are kept")
 def test_older_library_of_the_image_is_replaced_as_a_set(amazon: FakeHost, tmp_path: pathlib.Path) -> None:
-    """The image's libefa is too old. The host's libefa needs private symbols of the host's libibverbs."""
+    """The image's libefa is too old. The host's libefa also needs the host's libibverbs, for private symbols."""
     image(tmp_path)
     build(tmp_path, f"{LIB}/libibverbs.so.1", versions=["IBVERBS_1.0", "IBVERBS_1.1", "IBVERBS_PRIVATE_30"])
     build(tmp_path, f"{LIB}/libefa.so.1", versions=["EFA_1.0"])
@@ -265,6 +265,7 @@ def test_the_plugin_of_nccl_has_its_own_name_and_variant(cray: FakeHost, tmp_pat
 def test_devices_that_slurm_names_and_those_of_mellanox(
     cray: FakeHost, amazon: FakeHost, tmp_path: pathlib.Path
 ) -> None:
+    """SLINGSHOT_DEVICES, from Slurm, and MELLANOX_VISIBLE_DEVICES limit the device nodes."""
     image(tmp_path)
     _, edits = fits(cray, tmp_path, caller(CXI, SLINGSHOT_DEVICES="cxi1"))
     assert set(edits.nodes) == {"/dev/cxi1"}

@@ -1,4 +1,4 @@
-"""Mutated files of penroot's own features lead to a result, or to an error of one line with a hint."""
+"""Mutated files of optional features of penroot lead to a result, or to an error of one line with a hint."""
 
 from __future__ import annotations
 

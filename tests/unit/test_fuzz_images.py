@@ -215,7 +215,7 @@ def disturbed(document: Any, rng: random.Random) -> bytes:
 
 
 def index(manifest: bytes) -> bytes:
-    """Return an index.json that names the manifest for this machine's architecture and for another."""
+    """Return an index.json that names the manifest for this machine's architecture and for another architecture."""
     named = {"mediaType": images.OCI["manifest"], "digest": digest(manifest), "size": len(manifest),
              "annotations": {"org.opencontainers.image.ref.name": "a"}}  # fmt: skip
     platforms = [{"os": "linux", "architecture": name} for name in (architecture(), "s390x")]

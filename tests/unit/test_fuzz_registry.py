@@ -1,4 +1,4 @@
-"""A client with logins talks to a hostile registry. It ends soon, with clear errors, and no other host gets a login."""
+"""A client with logins talks to a hostile registry. It soon fails with clear errors, and no other host gets a login."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_mutated_answers(
     )
     more = {"ENROOT_TRANSFER_RETRIES": "1", "ENROOT_STALL_TIMEOUT": "1", "ENROOT_CONNECT_TIMEOUT": "1"}
     configuration = settings.load({"HOME": str(tmp_path), "XDG_RUNTIME_DIR": str(tmp_path), **more})
-    getaddrinfo = socket.getaddrinfo  # the test resolves only addresses, so no name server gets a request
+    getaddrinfo = socket.getaddrinfo  # resolve only numeric addresses, so no name server gets a request
     numeric = {"flags": socket.AI_NUMERICHOST}
     monkeypatch.setattr(socket, "getaddrinfo", lambda host, port, *_, **__: getaddrinfo(host, port, 0, 1, **numeric))
     monkeypatch.setattr(time, "sleep", lambda seconds: None)  # do not wait between two attempts
@@ -137,7 +137,7 @@ def test_mutated_answers(
 
 
 def test_mutated_addresses_are_unambiguous(rng: random.Random, soak: bool) -> None:
-    """An address that is read contains no user, and both our parser and that of urllib3 read it in the same way."""
+    """If our parser accepts an address, the address contains no user, and urllib3's parser reads it in the same way."""
     from urllib3.util import parse_url
 
     for _ in range(30_000 if soak else 1_000):

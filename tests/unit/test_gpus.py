@@ -1,4 +1,4 @@
-"""Masks that select the GPUs of a task, in a container that has only some of the node's GPUs."""
+"""Masks: variables that select the GPUs of a task, in a container that has only some of the node's GPUs."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pyxis_py.request.job import Job
 
 
 def masks(of_slurm: dict[str, str], gpus: str, kind: str = "", **image: str) -> dict[str, str]:
-    """Return the masks that a task gets in a container with the GPUs ``gpus``. ``of_slurm`` are those from Slurm."""
+    """Return the masks that a task gets in a container with the GPUs ``gpus``. ``of_slurm`` are Slurm's masks."""
     task = Job([("verb", "join"), *(("environ", f"{name}={value}") for name, value in of_slurm.items())])
     return variables(task, {"PENROOT_GPUS": gpus, **({"PENROOT_GPU_KIND": f"{kind}.com/gpu"} if kind else {}), **image})
 

@@ -1,4 +1,4 @@
-"""Run the standard hooks with a directory as the container's root. They read and write only beneath it."""
+"""Run the standard hooks with a directory as the container's root. Hooks read and write only beneath this directory."""
 
 from __future__ import annotations
 

@@ -17,7 +17,8 @@ from pyxis_py import helper
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
-# Package -> the packages that it may import, besides itself and top-level __init__.py files. README.md draws them.
+# Package -> the packages that it may import, besides itself and top-level __init__.py files.
+# docs/explanation/developing.md has a picture of these rules.
 ROOMS = {
     "base": "",
     "config": "base",
@@ -36,7 +37,7 @@ ROOMS = {
     "helper": "base request submit node",
 }
 # Modules of pyxis_py that may import all packages of enroot_py: they enter containers, or run outside of steps.
-# The other modules, those of a running step, import only base.
+# All other modules run in steps, and import only base.
 ENTERING = set(
     "held step container image environment owned save leave entrypoint attached options header importer submission "
     "check manual settings".split()
@@ -46,7 +47,7 @@ ENTERING = set(
 DECIDING = {f"enroot_py.features.swarm.{name}" for name in "messages trees fetchers tracker peer".split()}
 PURE = set("__future__ collections collections.abc dataclasses random typing".split())
 
-# Modules that take too long to import for the start of a container
+# Modules whose import takes too long at the start of a container
 HEAVY = set(
     "re typing enum dataclasses json subprocess pathlib logging click urllib3 socket ctypes yaml shutil tempfile "
     "collections functools contextlib signal inspect hashlib".split()
@@ -109,6 +110,7 @@ def test_imports_between_packages_go_one_way(name: str) -> None:
 
 
 def test_features_plug_in_and_the_core_imports_none() -> None:
+    """FEATURES lists the modules (sockets) by which each feature plugs in. Other code does not name a feature."""
     folders = {
         f"{package}.features.{path.parent.name}"
         for package in ("enroot_py", "pyxis_py")
@@ -172,8 +174,8 @@ def test_names_of_tests_are_short() -> None:
 
 
 def test_no_import_cycles() -> None:
-    """Imports within functions and for type checkers count too, because they only hide a cycle."""
-    # enroot_py imports the API only for type checkers. When a program uses one of its names, enroot_py imports it then.
+    """Imports within functions and for type checkers count, too: they hide a cycle instead of removing it."""
+    # enroot_py imports the API only for type checkers, and otherwise when a program uses a name of the API.
     graph = {module: imports(path, types=module != "enroot_py") - {module} for module, path in modules().items()}
 
     def walk(module: str, chain: tuple[str, ...]) -> None:

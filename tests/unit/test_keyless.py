@@ -1,4 +1,4 @@
-"""Signatures with certificates of Fulcio and log entries of Rekor: valid ones and forgeries, all made in the test."""
+"""Signatures with certificates of Fulcio and log entries of Rekor: the tests make valid signatures and forgeries."""
 
 from __future__ import annotations
 
@@ -224,7 +224,7 @@ def test_key_with_a_log_needs_both() -> None:
 
 
 def test_bundle_has_certificate_and_entry() -> None:
-    """cosign 3 writes such bundles. Their log entry has the type dsse."""
+    """cosign 3 writes bundles with a certificate and a log entry. The log entry has the type dsse."""
     certificate = MIDDLE.certify(SIGNER, START)
     body = statement(DIGEST)
     plain = json.loads(bundle(SIGNER, body))

@@ -390,7 +390,7 @@ def test_opaque_directory_keeps_files_of_its_layer(layer_dir: Path, order: int) 
 
 @pytest.mark.parametrize("order", ["wdn", "dnw", "wn"])
 def test_directory_removed_and_made_again_hides_the_old_one(layer_dir: Path, order: str) -> None:
-    """The order of the entries does not matter, and the directory need not be in the layer."""
+    """The order of the entries does not matter, and the directory itself need not have an entry."""
     entries = {"w": entry(".wh.d"), "d": directory("d"), "n": entry("d/new", b"1")}
     fs = tree(layer_dir, *(entries[each] for each in order))
     assert is_opaque(fs / "d") and (fs / "d/new").exists()

@@ -1,4 +1,4 @@
-"""Compare penroot's loader cache with that of ldconfig(8)."""
+"""Compare the loader cache that penroot writes with the cache that ldconfig(8) writes."""
 
 from __future__ import annotations
 

@@ -68,7 +68,7 @@ def test_low_namespace_limit_names_what_fails(tmp_path: Path) -> None:
 
 
 def test_initramfs_is_the_first_mount() -> None:
-    """The first lines are of a machine that runs from its initial RAM file system, and the last is of another."""
+    """The first machine runs from its initial RAM file system, and the second machine does not."""
     initramfs = b"1 1 0:2 / / rw - rootfs rootfs rw,size=1509796k\n22 1 0:20 / /proc rw,relatime - proc proc rw\n"
     assert [mount.is_first for mount in mountinfo.parse(initramfs)] == [True, False]
     assert not next(mountinfo.parse(b"29 1 259:0 / / rw,relatime - ext4 /dev/root rw\n")).is_first

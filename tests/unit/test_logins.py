@@ -99,7 +99,7 @@ def test_docker_hub_has_the_key_that_docker_uses(file: AuthFile) -> None:
 
 
 def test_missing_login_is_not_removed(file: AuthFile) -> None:
-    """The login of HOST is not that of HOST:PORT. A helper may have no login."""
+    """A login for HOST does not count for HOST:PORT. A helper may lack the login."""
     write(file, {})
     file.add(registry("reg.io"), LOGIN)
     assert not file.remove(registry("reg.io:5000"))

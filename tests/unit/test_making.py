@@ -94,7 +94,7 @@ def test_leftovers_of_another_node_are_swept(tmp_path: Path) -> None:
 def test_entry_removed_before_its_lock_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, directory: bool
 ) -> None:
-    """Between mkdir(2) or open(2) and flock(2), a new entry looks like that of a killed process, and may be removed."""
+    """Before flock(2), a new entry looks like the entry of a killed process, so another process may remove it."""
     swept: list[Fd] = []
     lock = locks.attempt
 
@@ -114,7 +114,7 @@ def test_entry_removed_before_its_lock_is_made_again(
     else:
         monkeypatch.setattr(
             os, "O_TMPFILE", os.O_DIRECTORY | os.O_CREAT
-        )  # these flags fail with EINVAL, as O_TMPFILE does where it is not supported
+        )  # these flags fail with EINVAL, like O_TMPFILE on a file system that does not support it
         with making.File(target) as file:
             os.unlink(os.readlink(f"/proc/self/fd/{swept[0]}"))
             file.publish(replace=True)

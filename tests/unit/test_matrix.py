@@ -1,4 +1,4 @@
-"""The report of a matrix run lists known failures, skipped tests, and known failures that no longer occur."""
+"""The report of tests on many releases lists known failures, skipped tests, and failures that no longer occur."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ def layer(rng: random.Random) -> bytes:
 def visible(lowerdirs: list[str], implicit: list[frozenset[str]]) -> dict[str, tuple[object, ...]]:
     """Return type, mode, time and content of each visible entry of a stack.
 
-    Of a directory that no layer describes, return only the type. ``implicit`` are such directories of each layer.
+    For a directory without an entry in any layer, return only the type. ``implicit`` lists such directories per layer.
     """
     entries: dict[str, tuple[object, ...]] = {}
     for name in NAMES:
@@ -70,7 +70,7 @@ def test_merged_layers_show_what_the_stack_shows(tmp_path: Path, rng: random.Ran
             layertree.unpack(io.BytesIO(layer(rng)), str(directories[0]))
         indexes = [index.read(str(path)) for path in directories]
         for at, layer_index in enumerate(indexes):
-            if layer_index.opaque:  # the stack of an image ends with an opaque layer
+            if layer_index.opaque:  # an opaque layer hides all layers below, so the stack ends here
                 del directories[at + 1 :], indexes[at + 1 :]
                 break
         lowerdirs = [f"{path}/fs" for path in directories]

@@ -381,7 +381,7 @@ def test_stale_variable_is_reported(
 
 
 def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> None:
-    """Slurm names MIG devices by UUID in CUDA_VISIBLE_DEVICES. Its numbers for them are not usable."""
+    """Slurm names MIG devices by UUID in CUDA_VISIBLE_DEVICES. Slurm's numbers for MIG devices are not usable."""
     caller = {"SLURM_STEP_GPUS": "12,13", "CUDA_VISIBLE_DEVICES": f"{mig_uuid(6, 1)},{mig_uuid(7, 0)}"}
     assert caps(planned(dgx, box, caller)) == {
         cap_number(4, 2),
@@ -392,7 +392,7 @@ def test_mig_devices_that_slurm_allocated(dgx: FakeHost, box: pathlib.Path) -> N
 
 
 def test_step_without_gpus_in_a_job_with_gpus(dgx: FakeHost, box: pathlib.Path) -> None:
-    """CUDA images select "all". The step gets no GPU of its job nevertheless."""
+    """Although CUDA images select "all", the step gets no GPU of its job."""
     image = {"NVIDIA_VISIBLE_DEVICES": "all"}
     step = {"SLURM_STEP_ID": "3", "SLURM_JOB_GPUS": "1,2"}
     assert planned(dgx, box, step, image).describe() == []
@@ -482,7 +482,7 @@ def test_driver_behind_a_link(tmp_path: pathlib.Path, box: pathlib.Path) -> None
 
 
 def test_uuids_that_proc_does_not_show(dgx: FakeHost, tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """Until the GPU is first used, /proc shows question marks for its UUID. Then, and without /proc, NVML knows it."""
+    """Until a GPU is first used, its UUID in /proc is question marks. NVML knows the UUID then, and without /proc."""
     host = fakehost.dgx_a100(tmp_path / "host")
     for path in host.root.glob("proc/driver/nvidia/gpus/*/information"):
         text = path.read_text().splitlines()
@@ -638,7 +638,7 @@ def test_directories_that_the_caller_alone_knows(tmp_path: pathlib.Path, box: pa
 
 
 def test_loader_that_knows_another_libcuda_alone(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
-    """In a CUDA image that is a rented machine, the loader cache lists the compatibility package, but no driver."""
+    """A rented machine can be a CUDA image. Its loader cache lists the compatibility package, but no driver."""
     host = fakehost.consumer(tmp_path / "host")
     host.library("/usr/local/cuda/compat/libcuda.so.575.51.03", "libcuda.so.1")
     host.ldconfig("", "/usr/local/cuda/compat")

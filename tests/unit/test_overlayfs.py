@@ -49,5 +49,5 @@ def test_special_modes_are_those_of_visible_files(tmp_path: Path) -> None:
         ],
         [entry("hidden", mode=0o755), entry(".wh.gone"), entry("tmp/x", b"", mode=0o2755)],
     )
-    # The upper layer has the directory tmp without a mode, so tmp gets the mode of a new directory.
+    # The upper layer has no entry for the directory tmp, so tmp gets the mode of a new directory.
     assert sorted(index.special_modes(lowerdirs)) == [("kept", 0o4755), ("su", 0o4755), ("tmp/x", 0o2755)]

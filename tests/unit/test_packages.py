@@ -42,8 +42,8 @@ def test_each_file_belongs_to_one_package() -> None:
 
 
 def test_links_of_shipped_pages_lead_to_shipped_files(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    """Except links to the source: tests, and the code of a plugin for a later Slurm."""
-    monkeypatch.setattr(sbom, "text", str)  # it would cache the time of this commit for other tests
+    """Only links to the source are an exception: tests, and the code of a plugin for a later Slurm."""
+    monkeypatch.setattr(sbom, "text", str)  # sbom.text would cache the time of this commit for other tests
     tree.documents(ROOT, tmp_path)
     top = tmp_path / tree.DOC
     pages = [path for path in top.rglob("*.md") if (top / MADE.relative_to(ROOT)) not in path.parents]
@@ -117,7 +117,7 @@ def test_control_and_spec_agree(package: description.Package, tmp_path: Path) ->
 
 
 def test_tmpfiles_keeps_our_directories_in_tmp() -> None:
-    """Include penroot's own directories, its incomplete files, and directories that the documentation names."""
+    """This includes penroot's own directories, incomplete files, and directories that the documentation names."""
     lines = (ROOT / "packages/files/tmpfiles.conf").read_text().splitlines()
     patterns = [PurePath(line.removeprefix("x ")) for line in lines if line.startswith("x ")]
     texts = [path.read_text() for path in (*(ROOT / "docs").rglob("*.md"), ROOT / "enroot_py/cli/places.py")]
@@ -133,9 +133,9 @@ def test_tmpfiles_keeps_our_directories_in_tmp() -> None:
 
 
 def test_variables_of_the_role_are_the_same_everywhere() -> None:
-    """Variables with a default, those that Ansible checks and those that the page explains are the same.
+    """The same variables have a default, are checked by Ansible, and are explained in the page.
 
-    The default version is the current one.
+    The default version is the current version.
     """
     role = ROOT / "packages/ansible/penroot"
     defaults = yaml.safe_load((role / "defaults/main.yml").read_text())
@@ -197,7 +197,7 @@ def test_compiled_plugin_is_not_replaced(monkeypatch: pytest.MonkeyPatch, tmp_pa
     assert install("27.02.0-0rc1") is None
     assert used.readlink() == Path(
         "plugins/24.11/spank_pyxis.so"
-    )  # without a plugin for this version, the old one stays
+    )  # without a plugin for this version, the old plugin stays
     used.unlink()
     used.write_bytes(b"penroot plugin for Slurm 0x180b05")
     assert install("24.11.5") == "24.11" and not used.is_symlink()

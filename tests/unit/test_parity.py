@@ -1,4 +1,4 @@
-"""Every line of the parity pages has a test, and every verb, option, variable and hook has a line."""
+"""docs/reference/parity-*.md and beyond.md list each verb, option, variable and hook, and each line has a test."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def test_every_line_has_a_test_or_a_reason(page: str) -> None:
 
 
 def about(verb: str) -> str:
-    """Return the lines that begin with a verb."""
+    """Return the lines that begin with the verb ``verb``."""
     return "\n".join(line for line in TEXT.splitlines() if line.split()[0].rstrip(":") == verb)
 
 

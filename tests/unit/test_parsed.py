@@ -1,4 +1,4 @@
-"""The cached result of a parse is used until the file changes, and never if another user could have written it."""
+"""A cached parse result is used until the file changes, but not if another user could have written the result."""
 
 from __future__ import annotations
 
@@ -57,7 +57,7 @@ def fresh(conf: Path, tmp_path: Path) -> Cache:
 
 @pytest.fixture
 def cache(fresh: Cache, monkeypatch: pytest.MonkeyPatch) -> Cache:
-    """Parse a file with the value 3 once. A test cannot set its change time back, so a new file counts as old here."""
+    """Parse a file with the value 3 once. A new file counts as old, because a test cannot set its change time."""
     monkeypatch.setattr(parsed, "_MIN_AGE_NS", -(10**18))
     assert fresh.value() == "3"
     return fresh
@@ -102,7 +102,7 @@ def test_cache_that_others_can_write_is_not_trusted(cache: Cache, tmp_path: Path
 
 
 def test_parse_of_a_file_just_changed_is_not_cached(fresh: Cache) -> None:
-    """The next change may not change the file's times."""
+    """If the file changes again at once, its times may stay the same."""
     os.utime(fresh.conf, ns=(4 * 10**18, 4 * 10**18))  # a time in the future counts as now
     fresh.read()
     assert not fresh.directory.exists() or not list(fresh.directory.iterdir())

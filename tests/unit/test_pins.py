@@ -108,7 +108,7 @@ def test_pin_of_srun_comes_first_on_a_node() -> None:
 
 
 def test_a_lock_file_is_read_once_for_a_job(tmp_path: Path) -> None:
-    """All nodes use the text that the job carries. A file of the same name in another directory is read."""
+    """All nodes use the text that the job carries. A lock file of this name in another directory is read anew."""
     file = tmp_path / "x.lock"
     file.write_text(f"version 1\nubuntu {A}\n")
     option = ("option", "container-lock=x.lock")
@@ -151,7 +151,7 @@ def test_pins_too_large_for_a_job_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_without_pins_no_registry_is_contacted(option_words: tuple[str, ...], context: str) -> None:
-    """A request to the registry would cause a warning, because this host reaches none."""
+    """A request to the registry would cause a warning, because this host reaches no registry."""
     request = job(*(("option", word) for word in option_words), context=context)
     assert pinned(request) == ""
 

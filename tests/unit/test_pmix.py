@@ -14,7 +14,7 @@ MUNGE = {**NATIVE, "PMIX_SECURITY_MODE": "munge,native"}
 
 
 def test_several_tasks_are_refused_without_munge() -> None:
-    """A single task may not be an MPI program, so it gets a warning. Steps without PMIx are not affected."""
+    """A single task need not be an MPI program, so it gets only a warning. Steps without PMIx are not affected."""
     with pytest.raises(ConfigError, match="PMIX_SECURITY_MODE=native") as caught:
         pmix.check_root(NATIVE, 2)
     assert "--no-container-remap-root" in caught.value.hint and "--mpi=none" in caught.value.hint
@@ -61,6 +61,7 @@ def test_shared_memory_of_the_launcher_is_not_used(offered: str | None, used: st
 
 
 def test_copy_by_a_hook_differs_from_a_value_of_the_user() -> None:
+    """A PMIX_MCA variable is a hook's copy only if it equals the variable from Slurm."""
     server = {**MUNGE, "PMIX_GDS_MODULE": "shmem2,hash"}
     assert pmix.is_copy("PMIX_MCA_psec", "munge,native", server)
     assert not pmix.is_copy("PMIX_MCA_gds", "hash", server)

@@ -1,4 +1,4 @@
-"""Find the first host of a Slurm node list. PyTorch gets it as MASTER_ADDR."""
+"""Find the first host of a Slurm node list. PyTorch gets this host as MASTER_ADDR."""
 
 from __future__ import annotations
 

@@ -56,4 +56,4 @@ def test_node_without_the_library_gets_no_advice_on_ports() -> None:
 def test_only_hosts_of_the_networks_are_admitted(networks: str, admitted: bool) -> None:
     swarm = Swarm(b"", "", 2, networks)
     assert swarm.admits("192.0.2.1") is admitted
-    assert swarm.admits("127.0.0.1")  # the seed connects from this address
+    assert swarm.admits("127.0.0.1")  # the seed, srun's own peer, connects from this address

@@ -18,7 +18,7 @@ from enroot_py.registry.reference import Reference, parse
     ],
 )
 def test_a_registry_without_an_image_is_recognized(name: str, expected: str) -> None:
-    """A #SBATCH line drops "#IMAGE" of REGISTRY#IMAGE. REGISTRY alone is a name of an image on Docker Hub."""
+    """In an #SBATCH line, Slurm drops "#IMAGE" of REGISTRY#IMAGE. REGISTRY alone names an image on Docker Hub."""
     reference = parse(name)
     assert isinstance(reference, Reference)
     hint = refusals.likely_registry(reference)

@@ -1,4 +1,4 @@
-"""Steps find the running containers of other steps."""
+"""Steps find the running containers of other steps by the sockets of the helpers."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def test_a_killed_helper_of_the_same_step_is_replaced(running: RunningContainers
     listener = running.listen(name, "1.0")
     assert running.others(name, "2.0") == ["1.0"]
     listener.close()
-    assert running.others(name, "2.0") == []  # others() has also removed the record of the container
+    assert running.others(name, "2.0") == []  # others() has also removed the dead helper's socket
     assert not (tmp_path / "1" / "running").exists()
 
 
@@ -79,6 +79,7 @@ def _unified() -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not _unified(), reason="needs root, and cgroup2 mounted")
 def test_a_process_in_a_frozen_group_of_version_2() -> None:
+    """asleep() says why the process does nothing: its job is suspended."""
     group = f"{_unified()}/penroot-test-{os.getpid()}"
     os.mkdir(group)
     sleeper = subprocess.Popen(["sleep", "1234"])

@@ -1,6 +1,6 @@
 """Check the source of the plugin runtime/penroot for Slurm 26.11.
 
-The test cannot compile the plugin, because no package has the headers.
+The test cannot compile the plugin, because no package has the headers of this Slurm.
 """
 
 from __future__ import annotations

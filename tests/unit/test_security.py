@@ -1,4 +1,4 @@
-"""Each promise and each table row of the security page links to tests. Each file of attacks belongs to one of them."""
+"""Each promise and each table row of the security page links to tests. Each file in tests/attack proves a promise."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _PROOF = re.compile(r"\b([A-Z]\d+): ((?:,? ?\[[^]]+\]\(\.\./\.\./tests/[^)]+\))+
 
 
 def proofs(text: str) -> dict[str, set[str]]:
-    """Return key -> linked test files, for each key in a text."""
+    """Return key -> linked test files, for each key, such as H5, in a text."""
     return {
         key: set(re.findall(r"\(\.\./\.\./tests/(.*?)\)", links))
         for key, links in _PROOF.findall(" ".join(text.split()))

@@ -217,7 +217,7 @@ class Node:
         result_writer.close()
 
     def _receive(self, result_writer: Connection, srun: Srun) -> None:
-        srun.socket.close()  # with this copy of the socket open, srun's process would not notice the end of srun
+        srun.socket.close()  # if this copy stayed open, the helper of srun would not notice the end of srun
         self._result_reader.close()
         try:
             invitation = step.invitation(self._job, plugin_settings.load(()))
@@ -263,6 +263,7 @@ def test_nodes_get_the_file(tmp_path: Path, nodes: int) -> None:
 
 
 def test_node_with_the_file_uploads_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """srun's host sends only a byte per second, so the other nodes get the file from the node that has it."""
     path = image(tmp_path / "x.sqsh")
     with srun(opened(path), 1) as process:
         assert isinstance(Node(process, 0, tmp_path / "n0").result, str)

@@ -98,7 +98,7 @@ def test_expand_leaves_other_dollars() -> None:
 
 @pytest.mark.parity("enroot.conf: MELLANOX_*", "ENROOT_GZIP_PROGRAM")
 def test_conf_has_variables_for_hooks(environ: dict[str, str]) -> None:
-    """Variables of hooks are passed on. A setting that only enroot uses is accepted, but not passed on."""
+    """Variables for hooks are passed on. A setting that only enroot uses is accepted, but not passed on."""
     conf(environ, "MELLANOX_VISIBLE_DEVICES all\nNVIDIA_DRIVER_CAPABILITIES=compute,video\n"
                   "ENROOT_GZIP_PROGRAM pigz\nENROOT_ZSTD_OPTIONS -1\n")  # fmt: skip
     loaded = settings.load(environ).replace("option", remap_root=True)
@@ -168,7 +168,7 @@ def test_variable_that_breaks_a_default_is_named(environ: dict[str, str]) -> Non
 
 @pytest.mark.parity("penroot.yaml and penroot.yaml.d/*.yaml")
 def test_precedence_of_settings_files(environ: dict[str, str], tmp_path: pathlib.Path) -> None:
-    """penroot.yaml takes precedence over enroot.conf, and a file of the user over one of the system."""
+    """penroot.yaml takes precedence over enroot.conf. The user's files take precedence over the system's files."""
     conf(environ, "ENROOT_MAX_CONNECTIONS 1\nENROOT_CONNECT_TIMEOUT 1\nENROOT_STALL_TIMEOUT 1\n")
     conf(environ, "connect_timeout: 2\nstall_timeout: 2\n", "penroot.yaml")
     conf(environ, "stall_timeout: 3\n", "penroot.yaml.d/10-site.yaml")

@@ -1,4 +1,4 @@
-"""Nodes share blobs: one node fetches a blob, in whatever order the nodes need it."""
+"""Nodes share blobs in a directory: one process fetches a blob, in whatever order processes need it."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_one_of_many_fetches(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, so
 
 
 def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
-    """The process of a suspended job is stopped, for example. Its lock counts as alive for a minute."""
+    """A stopped process, such as that of a suspended job, keeps its lock, which would count as alive for a minute."""
     (tmp_path / "log").touch()
     reader, writer = os.pipe()
     child = os.fork()
@@ -108,6 +108,7 @@ def test_stopped_fetcher_is_not_waited_for(tmp_path: Path) -> None:
 @pytest.mark.skipif(os.geteuid() != 0, reason="becomes other users")
 @pytest.mark.parametrize("situation", ["blob", "damaged", "closed", "lock"])
 def test_users_share_and_do_not_depend_on_each_other(situation: str) -> None:
+    """If another user's blob is damaged or unreadable, or the lock is stale, each process fetches the blob itself."""
     directory = Path(tempfile.mkdtemp(prefix="penroot-blobs-", dir="/var/tmp"))
     try:
         for path, mode in ((directory, 0o777), (directory / "shared", 0o1777)):

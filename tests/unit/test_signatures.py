@@ -383,7 +383,7 @@ def test_field_of_another_type_is_no_signature(kind: str) -> None:
     ],
 )
 def test_key_twice_in_a_payload_is_no_signature(name: str, duplicate: str) -> None:
-    """Two readers could understand two different claims."""
+    """Of two values for one key, one reader could use the first, and another reader the second."""
     data = signed(SIGNER).payload
     assert signatures.claim(data) is not None
     twice = data.replace(

@@ -127,7 +127,7 @@ job = Job([("verb", "check"), ("context", words[0]), ("cwd", "/"), ("optind", st
     ],
 )
 def test_steps_that_learn_the_digest_after_the_allocation(line: str, later: bool) -> None:
-    """With srun --async of Slurm 26.05, the step starts before the tag is resolved, so srun waits for the digest."""
+    """With srun --async of Slurm 26.05, the step would start before the digest is known, so srun waits for it."""
     assert as_child_of(line, f"{JOB_OF_PARENT}\nprint(submission.learns_later(job))") == f"{later}\n"
 
 
@@ -158,7 +158,7 @@ except UsageError as e:
     ],
 )
 def test_options_that_conflict_with_a_container_are_refused(line: str, why: str) -> None:
-    """--wait-for-children exists since Slurm 25.05: _check_if_task_cg_empty of proctrack_cgroup.c."""
+    """For --wait-for-children of Slurm 25.05, see _check_if_task_cg_empty in proctrack_cgroup.c."""
     assert as_child_of(line, CHECK).startswith(why)
     assert bool(as_child_of(line, CHECK)) is bool(why)
 

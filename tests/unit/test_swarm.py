@@ -99,7 +99,7 @@ class SwarmState:
         return (wanted & set(blobs) if blobs else wanted) - self.fetches.get(node, set())
 
     def check(self) -> None:
-        """Check that each node downloads every blob that it lacks, through living relays, from the fetcher."""
+        """Check that each node downloads every blob that it lacks, through living relays, from the blob's fetcher."""
         for node, lacks in self.lacks.items():
             for blob in lacks:
                 for tree in range(self.plan[node].trees):
@@ -129,16 +129,16 @@ BAD_MESSAGES = {
 
 
 class Guarded(SwarmState):
-    """Five nodes: three are honest, one is bad, and the last sends nothing after the plan.
+    """Five nodes: three are honest, one is bad, and the last one sends nothing after it has the plan.
 
-    Messages of the bad node are decoded and checked as in tracker_process.py. They must end at most that node.
+    Messages of the bad node are decoded and checked as in tracker_process.py. At most, they may end the bad node.
     """
 
     def send_bad(self, now: float, message: Mapping[str, object]) -> None:
         try:
             event = wire.decode_from_peer(json.loads(json.dumps(message)), "10.0.0.9")
             if isinstance(event, Failed) and event.refused and set(event.blobs) <= self.fetches.get(BAD, set()):
-                return  # the tracker trusts a fetcher
+                return  # the tracker trusts a fetcher that reports a refusal of the registry
             if isinstance(event, Joined):
                 self.lacks[BAD], self.has[BAD] = set(event.lacks), set(event.has)
             self.receive(self.tracker.handle(now, BAD, event))
@@ -656,7 +656,7 @@ def test_last_peer_does_not_wait_for_one_that_left() -> None:
 
 @pytest.mark.parametrize("nodes", [6, 10_000])
 def test_stalled_fetcher_hands_over_its_blobs(nodes: int) -> None:
-    """A fetcher reports every second in a swarm of any size. Other nodes of ten thousand report every ten seconds."""
+    """A fetcher reports every second in a swarm of any size. In a swarm of 10000, others report every ten seconds."""
     swarm = SwarmState(nodes)
     for node in range(6):
         swarm.join(node * 0.01, node, set(range(len(SIZES))))

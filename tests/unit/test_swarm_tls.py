@@ -133,7 +133,7 @@ def test_certificate_is_the_same_everywhere() -> None:
 
 
 def test_refusing_openssl_is_reported(tmp_path: Path) -> None:
-    """OpenSSL may refuse algorithms in FIPS mode. Here no provider has an algorithm with that property."""
+    """OpenSSL may refuse algorithms in FIPS mode. Here, it refuses all: no provider has the property fips=yes."""
     (tmp_path / "conf").write_text("openssl_conf = init\n[init]\nalg_section = a\n[a]\ndefault_properties = fips=yes\n")
     words = "from enroot_py.features.swarm.tls import Identity\nIdentity(b'k' * 32, '7.0')"
     command = [sys.executable, "-c", words]

@@ -1,4 +1,4 @@
-"""Of several processes on this node and on others, one makes a file, and the others wait for it."""
+"""One process makes a file, and the others wait, also on other nodes. A second file, the turn, names the maker."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).parents[2]
 MODULES = ("__init__", "filesystems", "mountinfo", "pack", "versions")  # a version needs these of enroot_py.base
 USE = "import sys; sys.path.insert(0, sys.argv[1]); from enroot_py.base import versions; versions.use()"
-LONG_AGO_S = 3600  # seconds: longer than a start, shorter than an installation
+LONG_AGO_S = 3600  # seconds: more than _MAX_START_S, and less than _MAX_INSTALL_S
 
 
 class Prefix:

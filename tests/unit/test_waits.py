@@ -1,4 +1,4 @@
-"""Wait for a lock of another process: a message names the holder, and the wait ends without progress."""
+"""Wait for a lock of another process: a message names the holder. If the holder makes no progress, the wait ends."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def test_stopped_holder_is_named_with_its_job_and_ends_the_wait(
     why = waits.lock(fd, "doing something")
     assert why.startswith(f"process {holder.pid} (") and "stopped) of job 4711 makes no progress" in why
     holder.end()
-    assert waits.lock(fd, "doing something") == ""  # the holder has released the lock
+    assert waits.lock(fd, "doing something") == ""  # the end of the holder has released the lock
 
 
 @pytest.mark.security("L6")

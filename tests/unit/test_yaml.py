@@ -65,7 +65,7 @@ def test_empty_file_sets_nothing(text: bytes) -> None:
     ],
 )
 def test_mistakes_name_file_and_line(text: str, line: int, hint: str) -> None:
-    if "python" in text:  # the tag creates no object: the value is the text x, and not a truth value
+    if "python" in text:  # the tag creates no object: the value is the text x
         assert yaml.parse("x", text.encode()) == [("ENROOT_LOGIN_SHELL", 1, "x")]
         return
     with pytest.raises(ConfigError, match=rf"^/etc/penroot\.yaml:{line}: ") as caught:

@@ -74,7 +74,7 @@ def create(branch: str) -> None:
 
 
 def join(branch: str) -> None:
-    """Move the calling process into ``branch`` in every hierarchy, or into the leaf that `enter_leaf` made."""
+    """Move the calling process into ``branch`` in every hierarchy. If `enter_leaf` made a leaf there, use the leaf."""
     for path in _process_files(branch):
         _write(path, "0")
 
@@ -98,8 +98,9 @@ def _process_files(branch: str) -> Iterator[str]:
 def enter_leaf(mountpoint: str) -> None:
     """Move this process from the root of a v2 cgroup namespace to a leaf, so that the root's children get controllers.
 
-    The kernel's cgroup-v2 document calls the rule "no internal processes". slurmd expects a system.slice for its steps,
-    such as systemd creates. Enable every controller in both: Slurm 22.05 overlooks "memory" at the end of the list.
+    The kernel's cgroup-v2 document calls this rule "no internal processes". slurmd expects a cgroup system.slice for
+    its steps, as systemd creates it. Enable every controller in the root and in system.slice: if "memory" is the last
+    controller in the list, Slurm 22.05 overlooks it.
     """
     for name in ("init", "system.slice"):
         os.makedirs(f"{mountpoint}/{name}", exist_ok=True)
@@ -133,7 +134,7 @@ def destroy(branch: str, *, timeout: float = 60.0) -> None:
                 os.kill(pid, signal.SIGKILL)
         for path in _tree(branch):
             _thaw(path)
-            with contextlib.suppress(OSError):  # busy until its last process is reaped; retried below
+            with contextlib.suppress(OSError):  # busy until its last process is reaped: the loop retries
                 os.rmdir(path)
         if not exists(branch):
             return
@@ -161,7 +162,7 @@ def unless_gone() -> Iterator[None]:
 
 
 def _thaw(path: str) -> None:
-    # With cgroup v1, a frozen process does not die even of SIGKILL.
+    # With cgroup v1, not even SIGKILL ends a frozen process.
     with unless_gone():
         if _read(f"{path}/freezer.state").strip() != "THAWED":
             _write(f"{path}/freezer.state", "THAWED")

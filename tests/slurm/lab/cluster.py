@@ -79,7 +79,7 @@ class Node:
     address: str
     pid: int
     started: int  # starttime of proc_pid_stat(5), to recognize another process with the same pid
-    baseline: dict[str, list[str]] = field(default_factory=dict)
+    baseline: dict[str, list[str]] = field(default_factory=dict)  # residue.inventory() of the idle node
 
 
 class Lab:
@@ -230,7 +230,7 @@ class Lab:
         inside = [m for m in residue.mounts("/proc/self/mountinfo") if m.startswith(self.root + "/")]
         if inside:
             raise LabError(f"mounted inside {self.root}: {', '.join(inside)}")
-        # The directory itself is the lock: remove its content, the marker last.
+        # The lock is on the directory itself: remove only its content, the marker last.
         for path in sorted((f"{self.root}/{name}" for name in os.listdir(self.root)), key=marker.__eq__):
             if os.path.isdir(path) and not os.path.islink(path):
                 shutil.rmtree(path)
@@ -242,7 +242,7 @@ class Lab:
     def start_daemon(self, node: str, daemon: str) -> None:
         """Start one of DAEMONS on ``node``, inside the node's cgroups."""
         log = f"/var/log/{daemon}.out"
-        # A daemonizing program returns once its child is ready.
+        # A program that daemonizes returns when its child is ready. docker-registry stays in the foreground.
         option = "--fork" if daemon.startswith("registry") else "--wait"
         command = ["sh", "-c", f'exec setsid {option} "$@" </dev/null >>{log} 2>&1', "sh", *DAEMONS[daemon]]
         if daemon == "slurmd" and self._load()["wanted"]["configless"]:
@@ -265,7 +265,7 @@ class Lab:
             try:
                 with open(f"{path}/cmdline", "rb") as file:
                     arguments = file.read().split(b"\0")
-            except (FileNotFoundError, ProcessLookupError):  # slurmctld has ended its child
+            except (FileNotFoundError, ProcessLookupError):  # a child that slurmctld has ended
                 continue
             if word in (os.path.basename(arguments[0]), arguments[-2] if len(arguments) > 1 else b""):
                 self.run(["kill", str(pid)], user="root", node=node)
@@ -392,10 +392,10 @@ class Lab:
         os.execvp(words[0], words)
 
     def residue(self, node: str, settle: float = 120.0) -> list[str]:
-        """Return the residue of jobs on ``node``, a line each: processes, mounts, cgroups, files, sockets, held files.
+        """Return the residue of jobs on ``node``, one per line: processes, mounts, cgroups, files, sockets, held files.
 
-        Call this while no job runs. It looks from this machine, not from inside the node. A step ends a moment after
-        srun, so wait up to ``settle`` seconds until nothing is left.
+        Call this while no job runs. It runs nothing on the node. A step ends a moment after srun, so wait up to
+        ``settle`` seconds until nothing is left.
         """
         deadline = time.monotonic() + settle
         while True:
@@ -503,7 +503,7 @@ class Lab:
         deadline = time.monotonic() + seconds
         while not happened():
             if time.monotonic() > deadline:
-                raise LabError(f"{what}: not up after {seconds} s\n{self.logs()}")
+                raise LabError(f"waited {seconds} s in vain for {what}\n{self.logs()}")
             time.sleep(0.02)
 
 
@@ -565,7 +565,7 @@ def listening(pid: int) -> set[int]:
 
 
 def end(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """End the process group of ``process``: SIGTERM, 5 s, SIGKILL. Return the output up to then."""
+    """End the process group of ``process`` by SIGTERM, or after 5 s by SIGKILL. Return the output of ``process``."""
     os.killpg(process.pid, signal.SIGTERM)
     try:
         return process.communicate(timeout=5)

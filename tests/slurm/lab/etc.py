@@ -1,4 +1,4 @@
-"""Write the lab's own files of /etc to ROOT/etc, which each node's /etc shows over the machine's files."""
+"""Write the lab's own files of /etc to ROOT/etc. In a node's /etc, they hide the machine's files of the same name."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ CgroupPlugin={plugin}
 ConstrainCores=yes
 ConstrainRAMSpace=yes
 """
-# A node of the lab has no systemd to ask for a scope. The option of the second line has a new name in Slurm 23.02.
+# A node of the lab has no systemd that could make a scope. Slurm 23.02 renamed the option of the second line.
 CGROUP_CONF_V2 = "IgnoreSystemd=yes\n{controllers}=yes\n"
 
 # Slurm synchronizes ranks in a tree or a ring. The ring sometimes stalls for half a minute.
@@ -163,7 +163,7 @@ def make_certificates(etc: str, tls: str) -> None:
     with open(f"{tls}/ca.pem") as certificate, open("/etc/ssl/certs/ca-certificates.crt") as bundle:
         ours = certificate.read()
         put(f"{certs}/ca-certificates.crt", bundle.read() + ours)
-    # OpenSSL's other kind of trust store: c_rehash(1).
+    # OpenSSL also finds a CA by a file that is named after the hash of its subject: c_rehash(1).
     digest = call("openssl", "x509", "-hash", "-noout", "-in", f"{tls}/ca.pem").strip()
     put(f"{certs}/{digest}.0", ours)
 

@@ -73,7 +73,7 @@ def slowed(lab: int, node: Node, bits: int) -> Iterator[None]:
 
 @contextlib.contextmanager
 def unreachable(node: Node, other: Node) -> Iterator[None]:
-    """Remove the route from ``node`` to ``other``: connect(2) fails at once, with EHOSTUNREACH. Raises OSError."""
+    """Add an "unreachable" route to ``other`` on ``node``: connect(2) fails at once (EHOSTUNREACH). Raises OSError."""
     route = {"dst": f"{other.address}/32", "type": "unreachable"}
     with namespace(node.pid) as own:
         own.route("add", **route)

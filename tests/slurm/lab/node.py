@@ -154,7 +154,7 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     for directory, mode in {"lock": 0o1777, "mount": 0o755, "munge": 0o755, "user": 0o755}.items():
         os.mkdir(f"/run/{directory}")
         os.chmod(f"/run/{directory}", mode)
-    if prefix and not os.path.exists(prefix):  # a source tree that these mounts hide
+    if prefix and not os.path.exists(prefix):  # PREFIX is a source tree that these mounts hide
         os.makedirs(prefix)
         bind(f"/proc/self/fd/{tree}", prefix)
     munge = os.stat(f"{root}/etc/munge/munge.key")
@@ -172,7 +172,7 @@ def mount_tree(root: str, name: str, apart: bool, prefix: str | None) -> None:
     mount_cgroups(hierarchies)
 
     mount("tmpfs", root, "tmpfs", MS_RDONLY, "mode=755")  # nodes do not see each other's files
-    mount("none", "/", flags=MS_REC | MS_SHARED)  # as by systemd: tests must notice mounts that leak by propagation
+    mount("none", "/", flags=MS_REC | MS_SHARED)  # as systemd does: tests must notice mounts that propagate
 
 
 def own_layer(memory: str, directory: str, lower: str) -> None:

@@ -106,10 +106,11 @@ def mounts(mountinfo: str) -> list[str]:
 def job_cgroups(branch: str) -> Iterator[str]:
     """Return Slurm's cgroups per job and per step, except those that Slurm leaves by itself.
 
-    With cgroup v1, slurmstepd is in its job's freezer cgroup. At its end it joins its last thread, moves itself to
-    another cgroup, and gives up if rmdir fails with EBUSY. An exiting thread does not move, and the join can return
-    before the kernel has removed the thread from the cgroup. So an empty job_N remains now and then, with or without a
-    plugin: Slurm's common_cgroup_delete and xcgroup_wait_pid_moved. A step's processes are in step_N, which is residue.
+    With cgroup v1, slurmstepd is in its job's freezer cgroup. At its end, slurmstepd waits for its last thread
+    (pthread_join(3)), moves itself to another cgroup, and gives up if rmdir(2) fails with EBUSY. An exiting thread does
+    not move, and pthread_join(3) can return before the kernel has removed the thread from the cgroup. So an empty job_N
+    remains now and then, with or without a plugin: Slurm's common_cgroup_delete and xcgroup_wait_pid_moved. The
+    processes of a step are in step_N, which counts as residue.
     """
     for hierarchy in cgroups.hierarchies():
         top = f"{hierarchy.mountpoint}/{branch}"
@@ -141,7 +142,7 @@ def files(entry: str) -> Iterator[str]:
 
 
 def dotglob(pattern: str) -> list[str]:
-    """Expand a glob(7) pattern that also matches names with a leading dot."""
+    """Expand a glob(7) pattern. If it ends in /*, names with a leading dot match, too."""
     directory, _, name = pattern.rpartition("/")
     return glob.glob(pattern) + (glob.glob(f"{directory}/.*") if name == "*" else [])
 
@@ -187,7 +188,7 @@ def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
             nested = len(nspids(name)) > 1
         except OSError:
             continue
-        if nested or namespace in seen:  # a process of a node: `processes` finds it, with all of its mounts
+        if nested or namespace in seen:  # a process of a node, which `processes` finds, or a namespace that was listed
             continue
         seen.add(namespace)
         for line in mounts(f"/proc/{name}/mountinfo"):
@@ -196,7 +197,7 @@ def escaped_mounts(root: str, entries: list[str]) -> Iterator[str]:
 
 
 def nspids(pid: str) -> list[str]:
-    """Return the process ids of ``pid`` in each of its PID namespaces, ours first: proc_pid_status(5)."""
+    """Return the process ids of ``pid`` in each of its PID namespaces, the machine's first: proc_pid_status(5)."""
     with open(f"/proc/{pid}/status", errors="replace") as file:
         for line in file:
             if line.startswith("NSpid:"):
