@@ -219,7 +219,7 @@ def test_killed_prune_leaves_whole_images_or_none(user: User, registry: Server, 
     assert temporary_files(user) == []
 
 
-@pytest.mark.parity("a store of another user", "cache list --json, prune --keep --older -n --dry-run")
+@pytest.mark.parity("a store of another user is refused", "cache list --json, prune --keep --older -n --dry-run")
 def test_verify_finds_changes_and_repair_fetches_the_image(user: User, registry: Server) -> None:
     user.start(uri(registry, 1), "true")
     user.penroot("create", "--name", "box", uri(registry, 1))

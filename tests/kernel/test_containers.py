@@ -26,7 +26,7 @@ MISTAKES = "nonsense|list -x|create|create /no/such.sqsh|remove|batch|cache|cach
 MISTAKES += "exec --root box true|help nonsense|rm box"
 
 
-@pytest.mark.parity("--output x and --output=x", "long options as --x v and --x=v", "create --name")
+@pytest.mark.parity("--output x and --output=x mean the same", "long options as --x v and --x=v", "create --name")
 @pytest.mark.parametrize("option", [("--name", "two"), ("--name=two",), ("-n", "two"), ("-ntwo",)])
 def test_name_option_in_every_form(user: User, image: pathlib.Path, option: tuple[str, ...]) -> None:
     user.penroot("create", *option, str(image))
@@ -40,7 +40,7 @@ def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> Non
 
 
 @pytest.mark.parity(
-    "directories without access or write permission",
+    "directories without access or write permission can be unpacked",
     "create: extended attributes of users",
     "remove: directories without permissions",
     "read-only and closed directories",
@@ -136,7 +136,7 @@ def test_unknown_compression_of_an_image_is_named(user: User, image: pathlib.Pat
     assert "new" not in user.penroot("list").stdout
 
 
-@pytest.mark.parity("an exported container is created and started again", "export NAME")
+@pytest.mark.parity("a container can be exported", "export NAME")
 def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathlib.Path) -> None:
     user.start("--rw", "box", "sh", "-c", "echo changed > /opt/file")
     user.penroot("export", "box")
@@ -145,7 +145,7 @@ def test_export_holds_the_changes_and_no_mount_points(user: User, rootfs: pathli
     assert sorted(os.listdir(user.data / "again/dev")) == []
 
 
-@pytest.mark.parity("--output x and --output=x", "export --output", "export --force")
+@pytest.mark.parity("--output x and --output=x mean the same", "export --output", "export --force")
 def test_export_does_not_overwrite(user: User, rootfs: pathlib.Path) -> None:
     path = user.write("mine.sqsh", "mine")
     user.penroot("export", "-o", str(path), "box", status=1)

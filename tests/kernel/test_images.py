@@ -209,7 +209,7 @@ def test_store_has_what_a_start_needs(user: User, registry: Server) -> None:
     assert (image / "config").read_bytes() == make().config()
 
 
-@pytest.mark.parity("gzip, zstd and plain layers in one manifest")
+@pytest.mark.parity("gzip, zstd and plain layers may be in one manifest")
 @pytest.mark.parametrize("kinds", [DOCKER, OCI], ids=["docker", "oci"])
 @pytest.mark.parametrize("second", ["zstd", "none"])
 def test_formats_and_compressions_give_the_same_tree(user: User, registry: Server, kinds: object, second: str) -> None:
@@ -309,7 +309,7 @@ def imported(user: User, registry: Server, image: Image) -> set[str]:
     return set(listing(user.home / "x.sqsh"))
 
 
-@pytest.mark.parity("one layer listed twice")
+@pytest.mark.parity("one layer may be listed twice in a manifest")
 def test_layer_that_is_listed_twice(user: User, registry: Server) -> None:
     base = make(Env=["A=twice"])
     image = Image([base.layers[0], base.layers[1], base.layers[0]], base.settings)
@@ -322,7 +322,7 @@ def test_opaque_root_hides_all_below(user: User, registry: Server) -> None:
     assert {name for name in imported(user, registry, image) if "/" not in name and name} == {"only", "etc"}
 
 
-@pytest.mark.parity("no command, no entrypoint")
+@pytest.mark.parity("an image may have no command")
 def test_image_without_layers_and_without_command(user: User, registry: Server) -> None:
     assert {"etc/rc", "w"} <= imported(user, registry, Image([], {"WorkingDir": "/w"}))
     assert "exec  '/bin/sh'" in content(user.home / "x.sqsh", "etc/rc").decode()
@@ -422,7 +422,7 @@ def test_store_without_permission_is_reported(user: User, registry: Server) -> N
         (closed / "refs").mkdir(mode=0o700, exist_ok=True)
 
 
-@pytest.mark.parity("a full disk while an image is written")
+@pytest.mark.parity("a full disk ends an import with an error that names the directory")
 def test_disk_full_leaves_no_image(user: User, registry: Server) -> None:
     layer = Layer(images.tar([entry("big", os.urandom(3_000_000))]))
     registry.pusher.image("test/big", "1", Image([layer], {}))
@@ -471,7 +471,7 @@ def test_registry_that_is_down_fails_at_once(user: User) -> None:
     assert "no.such.host.invalid" in done.stderr and "ENROOT_ALLOW_HTTP" in done.stderr
 
 
-@pytest.mark.parity("TAG@DIGEST")
+@pytest.mark.parity("TAG@DIGEST: the digest takes precedence over the tag, and is verified")
 def test_wrong_pin_is_refused(user: User, registry: Server) -> None:
     """The registry answers the request for a digest with another manifest."""
     digest = registry.pusher.image("test/pin", "1", make(Env=["A=pin"]))
@@ -546,7 +546,7 @@ def big(registry: Server) -> Transfer:
     return Transfer(registry)
 
 
-@pytest.mark.parity("503, 429")
+@pytest.mark.parity("503, 429, a dropped connection and a stalled connection are retried")
 def test_dropped_transfer_is_resumed(user: User, big: Transfer) -> None:
     with big.faulty(drop_at=0.9) as (front, uri):
         user.penroot("import", "-o", "x.sqsh", uri)
@@ -580,7 +580,7 @@ def test_other_host_that_is_down_is_named(user: User, registry: Server) -> None:
             assert f"{host}: Connection refused" in done.stderr
 
 
-@pytest.mark.parity("503, 429", "ENROOT_TRANSFER_RETRIES")
+@pytest.mark.parity("503, 429, a dropped connection and a stalled connection are retried", "ENROOT_TRANSFER_RETRIES")
 @pytest.mark.parametrize("status", [429, 503])
 @pytest.mark.parametrize("path", ["/manifests/", "/blobs/"])
 def test_busy_registry_gets_a_second_request(
@@ -656,7 +656,7 @@ def test_registry_without_head(user: User, registry: Server, status: int) -> Non
         assert front.faults[0].times == 0 or "does not answer within 2 s" in stderr
 
 
-@pytest.mark.parity("503, 429", "ENROOT_STALL_TIMEOUT")
+@pytest.mark.parity("503, 429, a dropped connection and a stalled connection are retried", "ENROOT_STALL_TIMEOUT")
 @pytest.mark.parametrize(
     ("fault", "setting", "message"),
     [
@@ -675,7 +675,7 @@ def test_slow_transfer_is_resumed_or_given_up(
         assert message in user.penroot("import", "-o", "x.sqsh", uri, env=env, status=0 if stalls else 1).stderr
 
 
-@pytest.mark.parity("503, 429")
+@pytest.mark.parity("503, 429, a dropped connection and a stalled connection are retried")
 def test_transfer_that_resumes_at_a_wrong_byte_restarts(user: User, registry: Server, big: Transfer) -> None:
     elsewhere = {"Content-Range": "bytes 0-9/10"}
     faults = Fault(big.blob, 1, drop_at=0.5), Fault(big.blob, 1, headers=elsewhere, change=lambda body: body)
@@ -729,7 +729,7 @@ def test_login_from_the_credentials_file(user: User, registry: Server, basic: bo
         user.penroot("import", "-o", "y.sqsh", f"docker://me@{front.host}/test/one:1")
 
 
-@pytest.mark.parity("no stale token")
+@pytest.mark.parity("a wrong password or a missing login is named with its file")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_refused_login_names_its_source_without_secret(user: User, registry: Server, basic: bool) -> None:
     credentials(user, "127.0.0.1", "me", "hunter2")

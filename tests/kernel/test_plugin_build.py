@@ -451,7 +451,7 @@ def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
     assert "failed 0" in finish
 
 
-@pytest.mark.parity("per-user directories are 0700", "runtime_path")
+@pytest.mark.parity("directories of a user have mode 0700", "runtime_path")
 @as_root
 def test_user_gets_a_private_directory(driver: Driver) -> None:
     for _ in range(2):
@@ -514,7 +514,7 @@ def test_a_bad_workdir_is_named(driver: Driver) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parity("per-user directories are 0700", "a failing runtime_path or clean-up drains no node")
+@pytest.mark.parity("directories of a user have mode 0700", "a failing runtime_path or clean-up drains no node")
 @as_root
 def test_impossible_runtime_path_fails_only_the_task(driver: Driver) -> None:
     """The error fails the tasks, and does not drain the node."""

@@ -34,7 +34,7 @@ int main(void)
 """
 
 
-@pytest.mark.parity("32-bit programs under the filter", "chown and set*id succeed without effect")
+@pytest.mark.parity("32-bit programs run under the seccomp filter", "chown and set*id succeed without effect")
 @pytest.mark.parametrize("bits", [32, 64])
 def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
     """The filter knows the numbers of chown(2), setresuid(2) and similar calls in 32-bit and in 64-bit programs."""
@@ -49,7 +49,7 @@ def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
     assert user.start("--root", "box", "calls") == f"0 0 0 0 0 {bits // 8}\n"
 
 
-@pytest.mark.parity("packages whose scripts chown", "apt-get install as root inside")
+@pytest.mark.parity("scripts of packages can change owners and groups", "apt-get install as root inside")
 def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
     """The commands of packages' maintainer scripts work for root in a writable container."""
     script = (
@@ -73,7 +73,7 @@ def test_options_behind_the_name(user: User, rootfs: pathlib.Path) -> None:
     assert "--env" in stderr and "put options before the name of the container" in stderr
 
 
-@pytest.mark.parity("list while processes end")
+@pytest.mark.parity("penroot list works while processes of containers exit")
 def test_list_while_processes_vanish(user: User, rootfs: pathlib.Path) -> None:
     churn = "while :; do penroot start box true; done"
     with user.running("sh", "-c", churn), user.running("sh", "-c", churn):

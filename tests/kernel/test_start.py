@@ -45,7 +45,7 @@ def test_nothing_is_written_to_the_rootfs_without_rw(user: User, rootfs: pathlib
     assert user.start("box", "cat", "/opt/file") == "kept\n"
 
 
-@pytest.mark.parity("two starts at the same moment", "two starts at once")
+@pytest.mark.parity("two starts of a container at the same moment both work", "two starts at once")
 def test_two_starts_at_once(user: User, rootfs: pathlib.Path) -> None:
     script = "for i in 1 2 3 4 5 6; do penroot start box sh -c 'sleep 0.2; echo ok' & done; wait"
     assert user.run("sh", "-c", script).stdout.split() == ["ok"] * 6
@@ -139,7 +139,7 @@ def test_a_recursive_readonly_mount_covers_submounts(user: User, rootfs: pathlib
     assert all(line.split()[3].startswith("ro,") for line in out.splitlines()), out
 
 
-@pytest.mark.parity("targets that are relative or lead out", "targets are resolved beneath the root")
+@pytest.mark.parity("targets of mounts may be relative", "targets are resolved beneath the root")
 @pytest.mark.parametrize("link", ["/", "../../../../../..", "/tmp/../../.."])
 def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) -> None:
     (rootfs / "escape").symlink_to(link)
@@ -166,7 +166,7 @@ def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib
     assert user.start("box", "given", "two") == "/opt/not yet there\ngiven two\n"
 
 
-@pytest.mark.parity("no command, no entrypoint", "images without a shell")
+@pytest.mark.parity("an image may have no command", "images without a shell")
 def test_static_program_without_shell(user: User) -> None:
     script = user.write("data/scratch/script", "echo hi\n", 0o755)
     shutil.copy(shutil.which("busybox") or "", script.with_name("busybox"))

@@ -61,7 +61,7 @@ def test_every_task_of_a_step_sees_its_gpus(lab: Lab, dgx: dict[str, str]) -> No
     assert out == ["nvidia0", "nvidia1", "nvidia2"] * 3
 
 
-@pytest.mark.parity("--gpus-per-task")
+@pytest.mark.parity("--gpus-per-task: a container has the GPUs of all tasks, and each task learns its own GPU")
 def test_each_task_learns_its_own_gpu(lab: Lab, dgx: dict[str, str]) -> None:
     """With --gpus-per-task the container has the GPUs of all tasks, whichever task came first."""
     script = 'for n in 0 1; do test -e /dev/nvidia$n || echo missing $n; done; echo "$CUDA_VISIBLE_DEVICES"'

@@ -70,7 +70,7 @@ def test_attached_step_outlives_the_first(lab: Lab) -> None:
     assert (second.returncode, out) == (0, "1\n")
 
 
-@pytest.mark.parity("mounts are ignored with a message when attaching", "mounts are ignored when attaching")
+@pytest.mark.parity("mounts are ignored, with a message", "mounts are ignored when attaching")
 def test_mounts_of_an_attached_step_are_ignored_and_said_so(lab: Lab) -> None:
     with running(lab, IMAGE, NAME):
         done = lab.run(["srun", *ON_N1, NAME, "--container-mounts=/usr:/mine", "ls", "/mine"], check=False)
@@ -221,7 +221,10 @@ def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
     assert f"suspended) of job {first.partition('.')[0]} makes no progress making or removing" in stderr
 
 
-@pytest.mark.parity("fifty reuses; exec when stopped", "--container-name=:create")
+@pytest.mark.parity(
+    "--container-name :create refuses a container that exists, and :exec one that does not run",
+    "--container-name=:create",
+)
 def test_modes(lab: Lab) -> None:
     """:create refuses a container that exists, and :exec refuses a container that is not running."""
     assert "is not running" in refused(lab, IMAGE, NAME + ":exec", "true")
@@ -263,7 +266,10 @@ def test_names_of_unusual_characters(lab: Lab, name: str) -> None:
     lab.run(["penroot", "remove", "-f", "--", f"pyxis_{name}"], node="n1")
 
 
-@pytest.mark.parity("fifty reuses; exec when stopped", "--container-name=:no_exec")
+@pytest.mark.parity(
+    "--container-name :create refuses a container that exists, and :exec one that does not run",
+    "--container-name=:no_exec",
+)
 def test_fifty_concurrent_reuses(lab: Lab) -> None:
     names = [f"--container-name=many{i}" for i in range(5)]
     for name in names:
@@ -289,9 +295,7 @@ def test_two_steps_create_one_container(lab: Lab) -> None:
         assert step.returncode == 0, err
 
 
-@pytest.mark.parity(
-    "--container-unshare with a container that has no such namespace", "unshare must fit a running container"
-)
+@pytest.mark.parity("--container-unshare is an error if the running container", "unshare must fit a running container")
 def test_unshare_must_fit_what_runs(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-unshare=uts"):
         assert srun(lab, NAME, "--container-unshare=uts", "true") == ""

@@ -58,7 +58,7 @@ def test_a_named_container_is_each_nodes_own(four: Lab, nodes: int) -> None:
             four.run("penroot list | xargs -r penroot remove -f", node=node)
 
 
-@pytest.mark.parity("one import on a node", "a failed set-up names the node")
+@pytest.mark.parity("one import serves all tasks on a node", "a failed set-up names the node")
 def test_failure_on_one_node_is_reported_once(four: Lab, nodes: int) -> None:
     *good, bad = names(nodes)
     try:
@@ -75,7 +75,7 @@ def test_failure_on_one_node_is_reported_once(four: Lab, nodes: int) -> None:
     assert f" {bad}: " in lines[0]
 
 
-@pytest.mark.parity("one import on a node")
+@pytest.mark.parity("one import serves all tasks on a node")
 def test_failure_everywhere_is_reported_once_by_each(four: Lab, nodes: int) -> None:
     done = four.run(
         [*on_first(nodes), "--ntasks-per-node=2", "--container-image=/tmp/nowhere.sqsh", "true"], check=False
@@ -99,8 +99,8 @@ def test_refusal_by_the_registry_is_reported_once_for_all(four: Lab, nodes: int)
 
 
 @pytest.mark.parity(
-    "cancel and Ctrl-C during an import",
-    "removal at the end is not killed with the step",
+    "scancel and Ctrl-C during an import leave nothing",
+    "the process that removes a step's container is not killed with the step",
     "cancelled steps leave nothing",
 )
 @pytest.mark.parametrize("end", [["scancel", "--user=alice"], ["pkill", "-INT", "-x", "srun"]], ids=["scancel", "^C"])
@@ -119,7 +119,7 @@ def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) ->
     assert step.returncode != 0
 
 
-@pytest.mark.parity("cancel and Ctrl-C during an import", "cancelled steps leave nothing")
+@pytest.mark.parity("scancel and Ctrl-C during an import leave nothing", "cancelled steps leave nothing")
 def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int) -> None:
     image = numbered(100 + nodes)
     registry.pusher.image("test/stalls", "a", image)

@@ -49,7 +49,9 @@ def image(lab: Lab) -> Iterator[str]:
     lab.run(["penroot", "cache", "prune"], node="n1")
 
 
-@pytest.mark.parity("an import beyond --mem", "out of memory during an import stays in the step")
+@pytest.mark.parity(
+    "an import that needs more memory than --mem fails with a hint", "out of memory during an import stays in the step"
+)
 def test_an_import_that_exceeds_the_memory_of_the_step(lab: Lab, image: str) -> None:
     store = "find /var/tmp/enroot-*-2001 2>/dev/null | grep -v -e '/locks*' -e lock$ | sort"
     lab.run(["penroot", "cache", "prune"], node="n1")

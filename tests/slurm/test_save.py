@@ -165,7 +165,7 @@ def test_nothing_is_saved_where_a_task_did_not_start(lab: Lab) -> None:
     assert lab.run(["ls", "saved.sqsh"], check=False).returncode != 0
 
 
-@pytest.mark.parity("removal at the end is not killed with the step")
+@pytest.mark.parity("the process that removes a step's container is not killed with the step")
 def test_the_save_survives_the_death_of_the_helper(lab: Lab) -> None:
     step = lab.popen(["srun", "-w", "n1", IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one; echo up; read line")])
     expect(step, "up")

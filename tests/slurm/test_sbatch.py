@@ -36,7 +36,7 @@ def plugin(lab: Lab) -> Iterator[str]:
     lab.install_plugin(line)
 
 
-@pytest.mark.parity("the batch script is readable inside", "sbatch: the script runs in the container")
+@pytest.mark.parity("the batch script is readable in the container", "sbatch: the script runs in the container")
 def test_the_script_runs_in_the_container(lab: Lab) -> None:
     assert "minimal /srv/work" in batch(lab, 'echo "$IMAGE_NAME $(pwd)"', IMAGE)
 
@@ -96,7 +96,7 @@ def test_options_of_sbatch_can_be_switched_off(lab: Lab, plugin: str) -> None:
     assert "minimal" in srun(lab, IMAGE, "sh", "-c", "echo $IMAGE_NAME")
 
 
-@pytest.mark.parity("image.sqsh without ./", "--container-image: a bare file name")
+@pytest.mark.parity("image.sqsh without ./ is a file if it exists", "--container-image: a bare file name")
 def test_a_bare_file_name_that_exists_is_that_file(lab: Lab) -> None:
     srun(lab, IMAGE, "--container-save=bare.sqsh", "true")
     try:

@@ -48,7 +48,7 @@ def test_pmi2_descriptor_stays_open(lab: Lab) -> None:
     assert "rank 1" in out
 
 
-@pytest.mark.parity("--mpi=none with stray PMIX_ variables", "stray PMIX_ variables mount nothing")
+@pytest.mark.parity("stray PMIX_ variables mount nothing with --mpi=none", "stray PMIX_ variables mount nothing")
 def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
     out = srun(
         lab, "--mpi=none", image(), "sh", "-c", "echo $PMIX_FOO", env={"PMIX_FOO": "1", "PMIX_SERVER_TMPDIR": "/x"}
@@ -57,7 +57,9 @@ def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
 
 
 @pytest.mark.parity(
-    "ranks share a user namespace", "--container-image: a reference to a registry", "one set-up for the tasks of a node"
+    "ranks of a node share a user namespace",
+    "--container-image: a reference to a registry",
+    "one set-up for the tasks of a node",
 )
 def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
     # All tasks must be alive at the same time: the kernel reuses the number of a namespace that has ended.
@@ -99,7 +101,7 @@ def test_user_and_groups(lab: Lab) -> None:
     assert srun(lab, image(), "--no-container-remap-root", "id", "-u") == "2001\n"
 
 
-@pytest.mark.parity("files of supplementary groups", "supplementary groups of the user")
+@pytest.mark.parity("a program can read files of the user's supplementary groups", "supplementary groups of the user")
 def test_supplementary_groups_keep_their_access(lab: Lab) -> None:
     lab.run("echo data > /home/shared-file; chgrp science /home/shared-file; chmod 640 /home/shared-file", user="root")
     try:
@@ -127,7 +129,7 @@ def test_home(lab: Lab) -> None:
         lab.run(["rm", "mine"])
 
 
-@pytest.mark.parity("a mount under /tmp although /tmp is a tmpfs", "--container-mounts: paths")
+@pytest.mark.parity("a mount below /tmp works although the container's /tmp is a tmpfs", "--container-mounts: paths")
 def test_mounts(lab: Lab) -> None:
     mounts = "--container-mounts=/etc/os-release:/tmp/host,/usr/share:/mnt/share:ro,tmpfs:/scratch"
     script = "test -s /tmp/host && ls -d /mnt/share/doc && stat -f -c %T /scratch && ! touch /mnt/share/x 2>/dev/null"
@@ -180,8 +182,8 @@ def test_tasks_know_their_directory(lab: Lab) -> None:
 
 
 @pytest.mark.parity(
-    "--container-env of an unset variable",
-    "LANG is not passed on",
+    "--container-env ignores a variable that the job does not have",
+    "LANG is not passed on to programs",
     "--container-env",
     "LANG, LANGUAGE and LC_ALL of the job are not passed on",
 )
@@ -194,7 +196,7 @@ def test_environment(lab: Lab) -> None:
     assert srun(lab, image(), "--container-env=IMAGE_NAME", "sh", "-c", names, env={"FOO": "1"}) == "minimal,1,,\n"
 
 
-@pytest.mark.parity("LANG is not passed on", "variables of the job that do not reach an import")
+@pytest.mark.parity("LANG is not passed on to programs", "variables of the job that do not reach an import")
 def test_a_broken_environment_does_not_break_the_import(lab: Lab) -> None:
     env = {"LD_PRELOAD": "/no/such.so", "ENROOT_CACHE_PATH": "/no", "PYTHONPATH": "/no", "PYTHONHOME": "/no"}
     assert srun(lab, image(), "pwd", env=env) == "/srv/work\n"
@@ -226,7 +228,7 @@ BAD = [
 
 
 @pytest.mark.parity(
-    "one import on a node",
+    "one import serves all tasks on a node",
     "a failed set-up names the node",
     "--container-mounts: a source that is missing fails early",
     "one task reports the error",
@@ -289,7 +291,7 @@ def test_read_only_step_needs_no_writable_data_path(lab: Lab) -> None:
         lab.run(["umount", data], node="n1", user="root")
 
 
-@pytest.mark.parity("cancel and Ctrl-C during an import", "cancelled steps leave nothing")
+@pytest.mark.parity("scancel and Ctrl-C during an import leave nothing", "cancelled steps leave nothing")
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 1.0])
 def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])
@@ -303,7 +305,7 @@ def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job.communicate()
 
 
-@pytest.mark.parity("cancel and Ctrl-C during an import")
+@pytest.mark.parity("scancel and Ctrl-C during an import leave nothing")
 def test_ctrl_c_leaves_nothing(lab: Lab) -> None:
     job = lab.popen(["srun", "-N1", image(), "sh", "-c", "echo up; exec sleep 600"])
     expect(job, "up")

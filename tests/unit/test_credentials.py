@@ -51,7 +51,7 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-@pytest.mark.parity("credentials with and without a port", ".credentials: netrc")
+@pytest.mark.parity("credentials with a port take precedence over credentials without", ".credentials: netrc")
 def test_netrc_by_host_port_and_user(home: Home) -> None:
     """An entry with the port takes precedence over an entry without a port, which matches every port."""
     assert home.find("a.io") is None  # the file does not exist

@@ -32,7 +32,7 @@ fi
 """
 
 
-@pytest.mark.parity("values with newlines", "/etc/environment: the image's variables")
+@pytest.mark.parity("values of variables may have newlines", "/etc/environment: the image's variables")
 def test_environment_reads_back_exactly() -> None:
     variables = {f"V{i}": value for i, value in enumerate(NASTY)}
     assert etc.read_environment(etc.write_environment(variables)) == variables
@@ -64,7 +64,7 @@ def test_quoted_word_is_one_word_for_a_shell(word: str) -> None:
     assert done.stdout.decode() == word
 
 
-@pytest.mark.parity("labels with newlines", "/etc/rc: provenance")
+@pytest.mark.parity("labels may have newlines", "/etc/rc: provenance")
 def test_rc_runs_the_command_of_the_config(tmp_path) -> None:  # type: ignore[no-untyped-def]
     run = Exec(str(tmp_path / "new dir"), ("printf", "%s|"), ("it's", "$HOME", "a\nb"))
     script = etc.write_rc("docker://r#i:1", {"a\nreboot": "x\n$(touch /x)", "k": "v"}, run)

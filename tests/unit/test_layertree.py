@@ -57,7 +57,7 @@ def index_of(layer_dir: Path) -> list[str]:
 # -- compression and digests
 
 
-@pytest.mark.parity("gzip, zstd and plain layers in one manifest")
+@pytest.mark.parity("gzip, zstd and plain layers may be in one manifest")
 @pytest.mark.parametrize("compression", images.COMPRESSIONS)
 def test_compression_is_known_by_its_first_bytes(layer_dir: Path, compression: str) -> None:
     tar = images.tar([directory("a"), entry("a/b", os.urandom(300_000))])
@@ -319,7 +319,7 @@ def test_sparse_files_of_gnu_tar(layer_dir: Path, tmp_path: Path, version: str) 
     assert (layer_dir / "fs/tail").read_bytes() == b"after"
 
 
-@pytest.mark.parity("directories without access or write permission")
+@pytest.mark.parity("directories without access or write permission can be unpacked")
 def test_unreadable_files_and_closed_directories_stay_usable(layer_dir: Path) -> None:
     fs = tree(layer_dir, directory("d", 0o111), entry("d/f", b"x", mode=0), directory("r", 0o555), entry("r/f"))
     assert (mode(fs / "d"), mode(fs / "d/f")) == (0o711, 0o400)
@@ -379,7 +379,7 @@ def test_whiteout_becomes_one_of_overlayfs(layer_dir: Path) -> None:
     assert not (fs / "a/.wh.gone").exists()
 
 
-@pytest.mark.parity("an opaque directory with new files in the same layer")
+@pytest.mark.parity("an opaque directory keeps the new files of its own layer")
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_opaque_directory_keeps_files_of_its_layer(layer_dir: Path, order: int) -> None:
     entries = [entry("d/new", b"1"), directory("d")]
@@ -411,7 +411,7 @@ def test_internal_files_of_aufs_are_no_whiteouts(layer_dir: Path) -> None:
     assert [p.name for p in fs.iterdir()] == ["a"]
 
 
-@pytest.mark.parity("only the root's /dev is dropped")
+@pytest.mark.parity("an import omits /dev of the image")
 def test_only_the_root_dev_is_dropped(layer_dir: Path) -> None:
     fs = tree(
         layer_dir, directory("dev"), entry("dev/x"), entry("./dev/y"), entry("dev/.wh.z"),

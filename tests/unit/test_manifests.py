@@ -23,7 +23,7 @@ def platform(name: str, number: int = 0) -> dict[str, Any]:
     return {"digest": f"{number:064}", "platform": fields}
 
 
-@pytest.mark.parity("attestations in an index")
+@pytest.mark.parity("attestations in an index are skipped")
 @pytest.mark.parametrize(
     ("arch", "available", "chosen"),
     [
@@ -44,7 +44,7 @@ def test_platform_is_matched(arch: str, available: list[str], chosen: int) -> No
     assert [int(digest) for digest, _ in manifests.choose(entries, Platform(arch), "an image")] == [chosen]
 
 
-@pytest.mark.parity("attestations in an index")
+@pytest.mark.parity("attestations in an index are skipped")
 @pytest.mark.parametrize(
     ("arch", "available"),
     [

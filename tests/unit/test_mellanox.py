@@ -113,7 +113,7 @@ def test_shared_dev_with_all_needs_no_edits(dgx: FakeHost) -> None:
     assert {"/dev/infiniband/uverbs1", "/dev/infiniband/umad1", "/dev/infiniband/issm1"} <= set(edits.hidden)
 
 
-@pytest.mark.parity("missing InfiniBand trees")
+@pytest.mark.parity("a host may lack some InfiniBand files in /dev and /sys")
 @pytest.mark.parametrize(
     "missing", ["sys/class/infiniband_mad", "sys/class/infiniband_verbs/abi_version", "dev/infiniband/rdma_cm"]
 )

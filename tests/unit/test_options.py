@@ -54,7 +54,7 @@ def test_a_request_is_read_only() -> None:
         parsed().image = "other"
 
 
-@pytest.mark.parity("targets that are relative or lead out")
+@pytest.mark.parity("targets of mounts may be relative")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -114,7 +114,7 @@ BAD = {
 }
 
 
-@pytest.mark.parity("targets that are relative or lead out")
+@pytest.mark.parity("targets of mounts may be relative")
 @pytest.mark.parametrize(("name", "text"), [(name, text) for name, texts in BAD.items() for text in texts])
 def test_bad_values_are_refused_by_name_and_value(name: str, text: str) -> None:
     with pytest.raises(UsageError) as caught:

@@ -12,10 +12,10 @@ HUB = "registry-1.docker.io"
 
 
 @pytest.mark.parity(
-    "one canonical name for ubuntu",
-    "TAG@DIGEST",
-    "a registry's host name in capitals",
-    "no library/ on a private registry",
+    "ubuntu, docker.io/ubuntu and index.docker.io#ubuntu have one canonical name",
+    "TAG@DIGEST: the digest takes precedence over the tag, and is verified",
+    "a registry's host name may have capitals",
+    "a private registry's image name gets no library/ in front",
     "URI: docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]",
     "URI: a REGISTRY/ has a '.' or a ':'",
     "URI: docker.io and index.docker.io are the hub",
@@ -94,7 +94,7 @@ def test_uri_reads_back(text: str) -> None:
         reference.tag = "x"
 
 
-@pytest.mark.parity("the default file name has no library+", "default names of image files")
+@pytest.mark.parity("the default file name omits the namespace library of Docker Hub", "default names of image files")
 @pytest.mark.parametrize(
     ("text", "name"),
     [
@@ -124,7 +124,7 @@ def test_rejects(text: str) -> None:
         parse(text)
 
 
-@pytest.mark.parity("image.sqsh without ./")
+@pytest.mark.parity("image.sqsh without ./ is a file if it exists")
 def test_file_name_as_image_gets_a_hint() -> None:
     with pytest.raises(ImageReferenceError) as caught:
         parse("/data/image.sqsh")

@@ -56,7 +56,7 @@ def test_own_store_is_closed_to_others(store: Store, before: int) -> None:
     assert os.stat(store.root).st_mode & 0o7777 == 0o700
 
 
-@pytest.mark.parity("a store of another user")
+@pytest.mark.parity("a store of another user is refused")
 def test_store_of_another_user_is_refused(store: Store) -> None:
     os.chmod(store.root, 0o772)
     with pytest.raises(ImageError, match="written by others"):
