@@ -37,7 +37,7 @@ static int sort_descriptors(struct step *step, const struct answer *answer, int 
 	return 0;
 }
 
-/* Check that a descriptor is not the mount namespace of this task: a task must not stay on the node, whatever the helper sends. */
+/* Check that a descriptor is not the mount namespace of this task: whatever the helper sends, a task must not run in the host's. */
 static bool is_other_mount_namespace(int fd)
 {
 	struct stat other, current;

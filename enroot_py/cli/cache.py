@@ -27,7 +27,7 @@ _SHORT_DIGEST_CHARS = 12  # as shown by docker images
 class Days(click.FloatRange):
     """A time in days."""
 
-    name = "number of days, such as 30"  # the end of click's error message
+    name = "number of days, such as 30"  # click prints: 'x' is not a valid NAME
 
 
 @click.group(context_settings=CONTEXT, no_args_is_help=False, options_metavar="")

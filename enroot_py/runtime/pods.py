@@ -13,7 +13,7 @@ from enroot_py import LIBRARY
 from enroot_py.base import filesystems, mountinfo
 
 # The kernel refuses an upperdir on an overlay, where it could not make whiteouts: the kernel's filesystems/overlayfs.
-ON_OVERLAY = "is on an overlay, as the root file system of a pod or a live image is"
+ON_OVERLAY = "is on an overlay file system, such as the root of a pod or a live image"
 MACHINE = "on the machine of this pod"
 
 _FILTERED = "2"  # Seccomp in proc_pid_status(5)

@@ -1,7 +1,7 @@
 """Run Python hooks of a site or a user in this process. Turn their os._exit() and os.exec*() into errors.
 
-In a step, capture their stderr, and keep only a bounded part of it. A start without such hooks does not import this
-module.
+In a step, capture their stderr, and keep only a bounded part of it. This module is imported only if there are such
+hooks.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ _ENDING = ("_exit", "execv", "execve")
 def call(function: Callable[..., T], *arguments: object) -> T:
     """Call a function of a hook. Raises SystemExit if it calls sys.exit(), os._exit() or os.exec*() in this process.
 
-    In a child that the hook forked, os._exit() and os.exec*() work as usual. In a step, where stderr is not visible,
-    the hook's stderr is captured and logged, shortened to capture.SHOWN_BYTES: all lines if the hook fails, else only
-    its warnings and errors.
+    In a child that the hook forked, os._exit() and os.exec*() work as usual. In a step, nobody sees stderr, so the
+    hook's stderr is logged: all lines if the hook fails, else only warnings and errors. At most capture.SHOWN_BYTES
+    are logged.
     """
     originals = {name: getattr(os, name) for name in _ENDING}
     try:
@@ -43,7 +43,7 @@ def call(function: Callable[..., T], *arguments: object) -> T:
 
 
 def _guarded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a replacement for ``os.name`` that ends only children of this process."""
+    """Return a replacement for a function of os: it works in forked children, and raises SystemExit in this process."""
     process = os.getpid()
 
     def end(*arguments: object) -> Any:
@@ -91,8 +91,7 @@ class _Redirected:
     def __exit__(self, failure: object, *_: object) -> None:
         sys.stderr.flush()
         os.dup2(self._stderr, 2)
-        # Wake the thread: it cannot wait for the end of the output pipe, whose writing end we and children of the hook
-        # hold open.
+        # Wake the thread: it reads no end of file, because this process and the hook's children keep the pipe open.
         os.write(self._wake, b".")
         # A process with two threads cannot enter a user namespace: unshare(2).
         deadline = time.monotonic() + _THREAD_END_TIMEOUT_S

@@ -2,10 +2,10 @@
 
 A process builds a layer or an image in a temporary directory, holds flock(2) on this directory, and renames it into
 place. So no lock file remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning:
-importers lock the store's root, and a start locks its image until the image's mount appears in /proc (Image.hold).
+an import locks the store's root, and a starting container locks its image until the mount is in /proc (Image.hold).
 
 No wait for a lock is silent or endless: base/waits.py. A crash of the node may truncate new files: crash.py.
-On the start path, so this module does not import json and re.
+Every container start imports this module, so it does not import json and re, which are slow to import.
 """
 
 from __future__ import annotations
@@ -75,7 +75,7 @@ class Image:
 
 
 def flock(fd: int, *, shared: bool = False) -> bool:
-    """Lock an open file. Return False if another process holds the lock. Raises ImageError if there are no locks."""
+    """Lock an open file. Return False if another process holds the lock. Raises ImageError if flock(2) fails."""
     return _with_lock_error(fd, lambda: locks.flock(fd, shared=shared))
 
 
@@ -127,7 +127,7 @@ def _note_use(fd: int) -> None:
 
 
 class Name:
-    """The digest that a reference resolved to last: four lines of a file.
+    """What the registry last said about a reference, in a file of four lines: one for each attribute.
 
     ``digest`` is the digest of the manifest. ``given`` is the digest that the registry returned for the name, perhaps
     of an index. ``base`` is the registry's URL: https://HOST or http://HOST. ``text`` is REFERENCE+ARCHITECTURE.
@@ -201,10 +201,10 @@ class Store:
         if self._owner != os.geteuid():
             raise ImageError(
                 f"the store {self.root} belongs to uid {self._owner}, and only its owner can use its trees",
-                hint="to share it, set ENROOT_STORE_FORM=squashfs as its owner; or set ENROOT_CACHE_PATH elsewhere",
+                hint="set ENROOT_CACHE_PATH to a directory of yours, or let the owner share it: ENROOT_STORE_FORM=squashfs",
             )
         for lowerdir in lowerdirs:
-            # A mount may succeed without this directory, and read as empty.
+            # If the layer's directory is missing, a mount may succeed and show an empty layer.
             if not os.path.isdir(lowerdir):
                 return None
         return Image(digest, path, lowerdirs)
@@ -272,7 +272,10 @@ class Store:
         return Build(self.root, kind, digest)
 
     def add_file(self, path: str, digest: str, make: Callable[[Build], None]) -> None:
-        """Add the image of the squashfs file ``path``; ``make`` fills and publishes it. Raises ImageError, OSError."""
+        """Add an image for the squashfs file ``path``. ``make`` fills and publishes a Build.
+
+        Raises ImageError, OSError.
+        """
         self.sweep()
         with self.lock():
             with self.build(layout.IMAGES, digest) as build:
@@ -347,7 +350,7 @@ class Build:
         from enroot_py.base import waits
 
         name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
-        # Wait for a shared lock only: a user of the published image keeps a shared lock while its container runs.
+        # Wait for a shared lock: running containers of the published image hold shared locks on this directory.
         doing = f"making {name}"
         if reason := _with_lock_error(fd, lambda: waits.lock(fd, doing, shared=True, stalled_after=_STALLED_S)):
             log.warn(f"{reason}: making a copy")

@@ -24,7 +24,7 @@ _MAX_PRINTED_FAILURES = 10  # by an epilog
 
 
 def save(container: Container) -> None:
-    """Save the container for the last task of a step. finish() does not save it again. Raises PenrootError."""
+    """Save the container, before the last task of a step ends. finish() does not save it again. Raises PenrootError."""
     container.save_attempted = True
     step = container.step
     if not container.goes_with_steps:

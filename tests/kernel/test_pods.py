@@ -180,7 +180,7 @@ def test_changes_can_be_kept_only_on_a_volume(user: User, layout: pathlib.Path) 
     prefix = pod(volumes=(user.home / "volume",))
     script = f"penroot create --name box oci:{layout} && penroot start --rw box touch /new"
     done = user.run("sh", "-c", script, prefix=prefix, status=1)
-    assert f"{user.data}/box/upper is on an overlay, as the root file system of a pod or a live image is" in done.stderr
+    assert f"{user.data}/box/upper is on an overlay file system, such as the root of a pod" in done.stderr
     assert "use a volume of the pod for ENROOT_DATA_PATH, such as an emptyDir" in done.stderr
     user.environ["ENROOT_DATA_PATH"] = str(user.home / "volume/data")
     user.run("sh", "-c", script, prefix=prefix)

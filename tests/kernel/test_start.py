@@ -347,7 +347,7 @@ def test_an_image_that_cannot_be_served(user: User, image: pathlib.Path) -> None
 
 def test_mount_of_the_scratch_parent_leaves_scratch_out(user: User, image: pathlib.Path) -> None:
     out = user.start("-m", f"{user.home}:/mnt:none:x-create=dir,rbind", str(image), "ls", "-A", "/mnt/run")
-    assert out == "servers\n"  # the runtime directory on the disk, without the mounts that penroot makes there
+    assert out == "servers\n"  # the directory on the disk: penroot's own mounts on it are not visible
 
 
 def test_path_entries_that_are_no_programs_are_skipped(user: User, rootfs: pathlib.Path) -> None:

@@ -38,8 +38,8 @@ class Vendor(Frozen):
     """The devices, variables and libraries of one vendor.
 
     ``visible`` is the variable by which the image or the user selects devices. Slurm sets the variables ``masks`` to
-    the devices of a task. If an image lacks the library ``main``, it gets the host's ``libraries`` (prefixes of names)
-    that it lacks.
+    the devices of a task. An image without the library ``main`` gets those ``libraries`` (prefixes of names) of the
+    host that the image lacks.
     """
 
     name: str
@@ -53,7 +53,7 @@ class Vendor(Frozen):
     libraries: tuple[bytes, ...]
     directories: tuple[str, ...]
     files: tuple[str, ...] = ()
-    stacked: bool = False  # each later mask numbers only the devices that the first mask selects
+    stacked: bool = False  # the numbers in a later mask count only the devices that the first mask selects
 
 
 VENDORS = (
@@ -201,8 +201,8 @@ class VendorPlan:
     def _select_allocated(self, allocated: str) -> list[Accelerator]:
         """Return the devices of the step's tasks. If they are unknown, return all: the device cgroup denies the rest.
 
-        If the masks of the tasks number all devices of the node, or if the vendor's masks are stacked, set PENROOT_GPUS
-        and PENROOT_GPU_KIND in the container's environment, so that pyxis_py/node/gpus.py renumbers the masks.
+        If the numbers in the tasks' masks count all devices of the node, or if the vendor's masks are stacked, the
+        masks must be renumbered for the container. PENROOT_GPUS and PENROOT_GPU_KIND tell pyxis_py/node/gpus.py how.
         """
         caller = self.context.host
         mask = next((caller[name] for name in self.vendor.masks if caller.get(name)), "")
@@ -252,7 +252,7 @@ class VendorPlan:
         return [chosen[number] for number in sorted(chosen)]
 
     def _hide_others(self, selected: list[Accelerator]) -> None:
-        """Hide the nodes of unselected devices. Keep nodes of no device, such as a display-only card's node."""
+        """Hide the nodes of unselected devices. Keep nodes that belong to no accelerator, such as a display card's."""
         hidden = {node for device in self.all if device not in selected for node in device.nodes}
         self.edits.emptied.append(self.vendor.folder)
         for name in self.host.list(self.vendor.folder):

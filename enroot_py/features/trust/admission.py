@@ -57,7 +57,7 @@ class Admission:
         """Check an image before it is unpacked. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         if not self.wants_signatures:
             return
-        from_tracker = getattr(source, "evidence", b"")  # srun's tracker (features/swarm) fetched it for all nodes
+        from_tracker = getattr(source, "evidence", b"")  # signatures that srun fetched for all nodes (features/swarm)
         if from_tracker and self._satisfied(_loads(from_tracker), manifest.digest):
             return
         self.ask(manifest.digest, manifest.named)
@@ -76,8 +76,9 @@ class Admission:
     # -- a stored image
 
     def check_stored(self, image: Image, named: str = "") -> None:
-        """Check a stored image, whose name resolved to the digest ``named``. Raises PolicyError, ConfigError.
+        """Check a stored image. The registry returned the digest ``named``, of the image or its index, for its name.
 
+        Raises PolicyError, ConfigError.
         Raises RegistryError if the stored signatures are insufficient and the registry does not answer.
         """
         if not self.wants_signatures:
@@ -177,7 +178,7 @@ def evidence(name: Reference, digest: str, named: str, settings: Settings) -> by
 
 
 def _evidence(repository: Repository, digest: str, named: str) -> Iterator[Evidence]:
-    """Yield evidence from a repository, each time with more signatures: of the image, then also of its index."""
+    """Yield the signatures of an image in a repository, then these and the signatures of its index."""
     if path := attachments.disabled_by(repository.reference):
         log.info(f"{path}: use-sigstore-attachments is false: not looking for signatures of {repository.reference}")
         yield Evidence()
@@ -202,8 +203,8 @@ def _loads(data: bytes) -> Evidence:
 def check_name(name: Reference | LocalImage, settings: Settings, pin: Pin | None, *, by_importer: bool) -> None:
     """Check an image at submission, or before the site's importer fetches it. Raises PolicyError, ConfigError.
 
-    The nodes check an image again after submission. ``pin`` is the digest of the tag for the job. With ``by_importer``,
-    check only for rules that reject every image, because the importer itself verifies signatures.
+    The nodes check an image again after submission. ``pin`` has the digest that the tag had at the job's submission.
+    With ``by_importer``, check only for rules that reject every image: the importer itself verifies signatures.
     """
     if by_importer:
         for rule in rules_for(name, settings):
@@ -258,7 +259,7 @@ def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]
         message = f"the container's record names {uri}, but {directory} was not made from it"
         raise PolicyError(message, hint="create the container again")
     registry, _, rest = uri.partition("/")
-    is_local = uri.partition(":")[2].startswith("/")  # SCHEME:/PATH or ENGINE://NAME, else REGISTRY/REPOSITORY
+    is_local = uri.partition(":")[2].startswith("/")  # SCHEME:/PATH or ENGINE://NAME, not REGISTRY/REPOSITORY
     name = reference.parse(uri if is_local else f"{reference.DOCKER}{registry}#{rest}")
     digest = layout.digest_of(directory)
     stored = Store(layout.root_of(directory)).known(name)
