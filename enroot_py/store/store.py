@@ -201,7 +201,7 @@ class Store:
         if self._owner != os.geteuid():
             raise ImageError(
                 f"the store {self.root} belongs to uid {self._owner}, and only its owner can use its trees",
-                hint="set ENROOT_CACHE_PATH to a directory of yours, or let the owner share it: ENROOT_STORE_FORM=squashfs",
+                hint="set ENROOT_CACHE_PATH to your own directory, or let its owner set ENROOT_STORE_FORM=squashfs",
             )
         for lowerdir in lowerdirs:
             # If the layer's directory is missing, a mount may succeed and show an empty layer.
