@@ -222,6 +222,8 @@ class Lab:
         except TimeoutError as e:
             raise LabError(str(e)) from None
         self._state = None
+        if f"{self.root}/".startswith(tuple(f"/{name}/" for name in OWN_DIRECTORIES)):
+            raise LabError(f"{self.root} would be covered on the nodes: set $PENROOT_LAB to a path such as /srv/lab")
         marker = f"{self.root}/{MARKER}"
         if not os.path.exists(marker):
             if os.path.isdir(self.root) and os.listdir(self.root):
