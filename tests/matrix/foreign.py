@@ -71,7 +71,7 @@ def _make_environment(venv: Path, python: str, machine: str, log: Path) -> None:
     """Make the tests' Python environment with this machine's pip: an emulated pip takes a quarter of an hour."""
     project = tomllib.loads((PROJECT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
-    wanted = {*project["dependencies"], *extras["test"], *extras["ssh"], *extras["signatures"], *extras["swarm"]}
+    wanted = {"pip", *project["dependencies"], *extras["test"], *extras["ssh"], *extras["signatures"], *extras["swarm"]}
     wanted = {words for words in wanted if not words.startswith(LINTERS)}
     version = python.removeprefix("python")
     options = ["--quiet", "--no-compile", "--only-binary=:all:", f"--python-version={version}"]

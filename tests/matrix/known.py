@@ -35,6 +35,20 @@ KNOWN: tuple[Known, ...] = (
         source="https://man7.org/linux/man-pages/man2/unshare.2.html#ERRORS",
     ),
     Known(
+        where="[a-z]+-arm64 [0-9.]+$",
+        test="tests/unit/test_submit.py",
+        says="as_child_of",
+        why="the command line of an emulated parent begins with the emulator",
+        source="https://docs.kernel.org/admin-guide/binfmt-misc.html",
+    ),
+    Known(
+        where="[a-z]+-arm64 [0-9.]+$",
+        test="test_processor_time_of_ended_children",
+        says=r"assert \(0.0 - 0.0\) > 0.0",
+        why="qemu-user writes /proc/self/stat with zeros",
+        source="https://gitlab.com/qemu-project/qemu/-/blob/v10.0.0/linux-user/syscall.c",
+    ),
+    Known(
         where="forky 26[.0-9]*$",
         test="tests/slurm/",
         says="this Slurm has no mpi/pmix",

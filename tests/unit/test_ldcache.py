@@ -11,7 +11,7 @@ import pytest
 
 from enroot_py.base import ldcache
 
-X86_64 = 0x303
+NATIVE = {"x86_64": 0x303, "aarch64": 0xA03}[os.uname().machine]  # the flags of this machine's libraries
 
 
 def listed(cache: pathlib.Path) -> list[str]:
@@ -50,7 +50,7 @@ def test_extended_cache_equals_that_of_ldconfig(tree: pathlib.Path, form: str) -
     before = (tree / "etc/ld.so.cache").read_bytes()
     more = ["liba.so.2", "liba.so.11", "libb.so.1", "liba3.so.1", "libzzz.so.1", "lib0.so.1", "liba.so.9x"]
     mine = tree / "mine"
-    mine.write_bytes(ldcache.extend(before, [(X86_64, name, f"/lib/{name}") for name in more]))
+    mine.write_bytes(ldcache.extend(before, [(NATIVE, name, f"/lib/{name}") for name in more]))
     for name in more:
         compile_library(tree, f"lib/{name}", name)
     ldconfig(tree)
@@ -59,7 +59,7 @@ def test_extended_cache_equals_that_of_ldconfig(tree: pathlib.Path, form: str) -
 
 def test_libraries_of_the_driver_come_first(tree: pathlib.Path) -> None:
     mine = tree / "mine"
-    library = (X86_64, "liba.so.9", "/opt/driver/liba.so.9")
+    library = (NATIVE, "liba.so.9", "/opt/driver/liba.so.9")
     mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [library]))
     paths = [line.split(" => ")[1] for line in listed(mine) if line.startswith("liba.so.9 ")]
     assert paths == ["/opt/driver/liba.so.9", "/lib/liba.so.9"]
@@ -71,7 +71,7 @@ def test_libraries_for_certain_processors_stay(tree: pathlib.Path, form: str) ->
     compile_library(tree, "lib/glibc-hwcaps/x86-64-v2/libfast.so.1", "libfast.so.1")
     ldconfig(tree, "-c", form)
     mine = tree / "mine"
-    mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [(X86_64, "libb.so.1", "/lib/libb.so.1")]))
+    mine.write_bytes(ldcache.extend((tree / "etc/ld.so.cache").read_bytes(), [(NATIVE, "libb.so.1", "/lib/libb.so.1")]))
     ldconfig(tree)  # ldconfig 2.36 shows no processors for caches in its compat format
     assert [line for line in listed(mine) if 'hwcap: "x86-64-v2"' in line]
     assert set(listed(mine)) == {*listed(tree / "etc/ld.so.cache"), "libb.so.1 (libc6,x86-64) => /lib/libb.so.1"}
@@ -79,7 +79,7 @@ def test_libraries_for_certain_processors_stay(tree: pathlib.Path, form: str) ->
 
 def test_cache_is_written_from_nothing(tmp_path: pathlib.Path) -> None:
     mine = tmp_path / "mine"
-    mine.write_bytes(ldcache.extend(b"", [(X86_64, "libb.so.1", "/x/libb.so.1"), (X86_64, "liba.so", "/x/other.so")]))
+    mine.write_bytes(ldcache.extend(b"", [(NATIVE, "libb.so.1", "/x/libb.so.1"), (NATIVE, "liba.so", "/x/other.so")]))
     assert listed(mine) == ["libb.so.1 (libc6,x86-64) => /x/libb.so.1", "liba.so (libc6,x86-64) => /x/other.so"]
 
 
@@ -89,7 +89,7 @@ def test_libraries_are_found_by_name_prefix(tree: pathlib.Path) -> None:
     assert {(name, path) for _, name, path in libraries} == {
         (name, f"/lib/{name}") for name in ("liba.so.1", "liba.so.9", "liba.so.10", "libzz.so.1")
     }
-    assert {flags for flags, _, _ in libraries} == {X86_64}
+    assert {flags for flags, _, _ in libraries} == {NATIVE}
     assert ldcache.find(b"no cache", (b"lib",)) == []
 
 
@@ -97,7 +97,7 @@ def test_libraries_are_found_by_name_prefix(tree: pathlib.Path) -> None:
 def test_truncated_cache_is_an_error(tree: pathlib.Path, cut: int) -> None:
     data = (tree / "etc/ld.so.cache").read_bytes()
     with pytest.raises(ldcache.DAMAGE):
-        ldcache.extend(data[:cut], [(X86_64, "libb.so.1", "/lib/libb.so.1")])
+        ldcache.extend(data[:cut], [(NATIVE, "libb.so.1", "/lib/libb.so.1")])
 
 
 def test_damaged_cache_causes_no_hang_and_no_other_error(tree: pathlib.Path, rng: random.Random, soak: bool) -> None:
@@ -110,7 +110,7 @@ def test_damaged_cache_causes_no_hang_and_no_other_error(tree: pathlib.Path, rng
         for _ in range(rng.randrange(1, 8)):
             data[rng.randrange(min(20, len(data) - 1), len(data))] = rng.choice((0, 255, rng.randrange(256)))
         try:
-            ldcache.extend(bytes(data), [(X86_64, "libb.so.1", "/lib/libb.so.1")])
+            ldcache.extend(bytes(data), [(NATIVE, "libb.so.1", "/lib/libb.so.1")])
             ldcache.find(bytes(data), (b"liba",))
         except ldcache.DAMAGE:
             pass

@@ -7,6 +7,7 @@ import json
 import os
 import pathlib
 import random
+import re
 from typing import Any
 
 import pytest
@@ -150,7 +151,7 @@ def test_typo_is_reported_with_its_path(document: object, error: str) -> None:
     [
         ("", "P:1: Expecting value"),
         ('{\n"a": 1,\n"a": 2}', "P: 'a' is a duplicate name"),
-        ('{"a": 1,\n}', "P:2: Expecting property name enclosed in double quotes"),
+        ('{"a": 1,\n}', "P:2: Expecting property name|P:1: Illegal trailing comma"),  # before and since Python 3.13
         ('{"a" 1}', "P:1: Expecting ':' delimiter"),
         ("[1\n2]", "P:2: Expecting ',' delimiter"),
         ("[1", "P:1: Expecting ',' delimiter"),
@@ -162,7 +163,7 @@ def test_typo_is_reported_with_its_path(document: object, error: str) -> None:
 def test_invalid_json(text: str, error: str) -> None:
     with pytest.raises(ConfigError) as caught:
         document.parse("P", text.encode())
-    assert error in str(caught.value)
+    assert re.search(error, str(caught.value))
 
 
 def test_damaged_policy_is_a_clear_error(rng: random.Random) -> None:

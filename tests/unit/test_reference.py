@@ -132,11 +132,12 @@ def test_file_name_as_image_gets_a_hint() -> None:
 
 
 def test_long_input_takes_no_time() -> None:
+    """A pattern that takes quadratic time would need hours."""
     began = time.process_time()
     for text in ("a" * 200_000, "a/" * 100_000, "a@" * 100_000, ":" * 200_000, "a-_." * 50_000):
         with pytest.raises(ImageReferenceError):
             parse(text)
-    assert time.process_time() - began < 1
+    assert time.process_time() - began < 20
 
 
 @pytest.mark.parametrize(
