@@ -8,7 +8,7 @@ from __future__ import annotations
 from enroot_py.base import mountinfo, proc
 
 
-def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
+def hierarchies(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
     """Return the mount point, the group's path and ``is_v2`` for each cgroup hierarchy that can hold ``controller``.
 
     A v2 hierarchy is returned even if it lacks the controller. Raises OSError if the process has ended.
@@ -18,18 +18,18 @@ def places(pid: int | str, controller: str) -> list[tuple[str, str, bool]]:
         for line in f:
             _, controllers, path = line.rstrip("\n").split(":", 2)
             groups.update(dict.fromkeys(controllers.split(","), path))
-    hierarchies = []
+    found = []
     for mount in mountinfo.read():
         is_v2 = mount.fstype == "cgroup2" and "" in groups
         if not is_v2 and (mount.fstype != "cgroup" or controller not in {*groups} & {*mount.data.split(",")}):
             continue
         path = groups["" if is_v2 else controller].removeprefix(mount.root.rstrip("/"))
         # "/..": the group is outside the cgroup namespace, so return the mount point itself.
-        hierarchies.append((mount.target, "" if "/.." in path else path, is_v2))
-    return hierarchies
+        found.append((mount.target, "" if "/.." in path else path, is_v2))
+    return found
 
 
-def asleep(pid: int) -> str:
+def pause_reason(pid: int) -> str:
     """Return "its job is suspended", "it is stopped", or "" if the process is neither or is not visible."""
     try:
         if _is_frozen(pid):
@@ -41,7 +41,7 @@ def asleep(pid: int) -> str:
 
 def _is_frozen(pid: int) -> bool:
     """Return whether a process is in a frozen group, as in a suspended Slurm job. Raises OSError if it has ended."""
-    for mount, path, is_v2 in places(pid, "freezer"):
+    for mount, path, is_v2 in hierarchies(pid, "freezer"):
         try:
             with open(f"{mount}{path}/{'cgroup.events' if is_v2 else 'freezer.state'}") as f:
                 state = f.read()

@@ -30,9 +30,9 @@ class Holder(Frozen):
         """Return whether the process has ended. Only for a process of this node."""
         return not linux.boot_id().startswith(self.boot) or not os.path.exists(f"/proc/{self.pid}")
 
-    def asleep(self) -> str:
-        """Return cgroups.asleep() for a process of this node; "" for a process of another node or boot."""
-        return cgroups.asleep(self.pid) if self.is_here and linux.boot_id().startswith(self.boot) else ""
+    def pause_reason(self) -> str:
+        """Return cgroups.pause_reason() for a process of this node; "" for a process of another node or boot."""
+        return cgroups.pause_reason(self.pid) if self.is_here and linux.boot_id().startswith(self.boot) else ""
 
     def dumps(self) -> bytes:
         """Return the content of a lock file."""

@@ -47,7 +47,7 @@ def _of_machine() -> int:
 
 def _groups() -> Iterator[tuple[int, int]]:
     """Yield limits() of each memory hierarchy, from this process's group to the topmost visible group."""
-    for mount, path, is_v2 in cgroups.places("self", "memory"):
+    for mount, path, is_v2 in cgroups.hierarchies("self", "memory"):
         yield from limits(mount, path, V2 if is_v2 else V1)
 
 

@@ -106,7 +106,7 @@ class Watch:
             log.info(f"waiting for {names}, which is {self._doing}")
         gap, self._looked = min(now - self._looked, _MAX_CHECK_GAP_S), now
         family = [*families(pids)]
-        self._asleep = self._asleep + 1 if any(map(cgroups.asleep, family)) else 0
+        self._asleep = self._asleep + 1 if any(map(cgroups.pause_reason, family)) else 0
         if self._asleep >= _MIN_ASLEEP_CHECKS:
             return f"{names} makes no progress {self._doing}"
         self._idle_s = 0 if self._goes_on(family) else self._idle_s + gap
@@ -142,7 +142,7 @@ def holders(fd: int) -> list[int]:
 def described(pid: int) -> str:
     """Describe a process for a message: PID, program, state and job."""
     stat = proc.look(pid)
-    asleep = cgroups.asleep(pid).removeprefix("its job is ").removeprefix("it is ")
+    asleep = cgroups.pause_reason(pid).removeprefix("its job is ").removeprefix("it is ")
     name, state = (stat.comm, asleep or _STATES.get(stat.state, stat.state)) if stat else ("?", "gone")
     job = _job(pid)
     return log.printable(f"process {pid} ({name}, {state}){f' of job {job}' if job else ''}")

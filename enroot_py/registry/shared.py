@@ -160,7 +160,7 @@ class _Turn:
                 log.info(f"waiting for {self._holder() or 'another node'} to download {_short(self._descriptor)}")
                 has_waited = True
             time.sleep(_POLL_S)
-            if (holder := self._holder()) and (reason := holder.asleep()):
+            if (holder := self._holder()) and (reason := holder.pause_reason()):
                 raise _NotShareableError(f"{holder} has locked {self._lock}, and {reason}")
 
     def _read(self) -> _SharedBlob:

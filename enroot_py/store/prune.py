@@ -77,7 +77,7 @@ def prune(store: Store, settings: Settings, bounds: Bounds, *, wait: bool = True
 
 def _refuse_unseen(store: Store, bounds: Bounds) -> None:
     kind = filesystems.kind(store.root)
-    if kind in filesystems.NETWORK and not bounds.age and not usage.has_leases(store):
+    if kind in filesystems.NETWORK and not bounds.age and not usage.leases_are_complete(store):
         raise ImageError(
             f"the store {store.root} is on {kind}: other nodes may use its images",
             hint="use --older DAYS, longer than any container runs; from now on, each start records its node",

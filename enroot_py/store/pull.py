@@ -129,10 +129,10 @@ class Pull:
     def _check_stored(self, image: Image) -> None:
         """Check a stored image like a new image. Raises PolicyError, ConfigError, RegistryError, ImageError."""
         known = self._known
-        if self._arch and (known is None or known.given == known.digest):
+        if self._arch and (known is None or known.resolved_digest == known.digest):
             self._check_platform(image)  # an earlier import without an architecture only warned
         if self._admission is not None:
-            named_digest = known.given if known is not None and known.digest == image.digest else ""
+            named_digest = known.resolved_digest if known is not None and known.digest == image.digest else ""
             self._admission.check_stored(image, named_digest or self._wanted.digest)
 
     def _stored(self) -> Image | None:
@@ -141,7 +141,7 @@ class Pull:
         If the reference has a digest or a pin, return only the image of this digest.
         """
         known = self._known
-        if known is not None and self._wanted != self._reference and known.given != self._wanted.digest:
+        if known is not None and self._wanted != self._reference and known.resolved_digest != self._wanted.digest:
             known = None  # the tag resolved to another image
         # The store may have the image of a digest from a pull by tag.
         digest = known.digest if known else self._wanted.digest
@@ -149,11 +149,11 @@ class Pull:
 
     def _is_current(self) -> bool:
         """Ask the registry or engine whether the name still resolves to the stored image. Raises PenrootError."""
-        if self._known is None or not self._known.given:
+        if self._known is None or not self._known.resolved_digest:
             return False
         if isinstance(self._reference, LocalImage):
-            return self._reference.scheme in ENGINES and self._source().digest() == self._known.given
-        return tags.now(self._reference, self._known.base, self._settings) == self._known.given
+            return self._reference.scheme in ENGINES and self._source().digest() == self._known.resolved_digest
+        return tags.now(self._reference, self._known.base, self._settings) == self._known.resolved_digest
 
     def _source(self, *, hurried: bool = False) -> ImageSource:
         """Open the source of the image; ``hurried`` sets short timeouts, for use when an image is stored already."""
@@ -175,7 +175,7 @@ class Pull:
         """Return the error for a pinned image that cannot be fetched. The error names the tag's current digest."""
         if not str(error):  # another node reports the error
             return error
-        current_digest = self._known.given if self._known else ""
+        current_digest = self._known.resolved_digest if self._known else ""
         if not isinstance(error, Unreachable):
             from enroot_py.registry.sources import open_source
 

@@ -129,15 +129,16 @@ def _note_use(fd: int) -> None:
 class Name:
     """What the registry last said about a reference, in a file of four lines: one for each attribute.
 
-    ``digest`` is the digest of the manifest. ``given`` is the digest that the registry returned for the name, perhaps
-    of an index. ``base`` is the registry's URL: https://HOST or http://HOST. ``text`` is REFERENCE+ARCHITECTURE.
+    ``digest`` is the digest of the manifest. ``resolved_digest`` is the digest that the registry returned for the name,
+    perhaps of an index. ``base`` is the registry's URL: https://HOST or http://HOST. ``text`` is
+    REFERENCE+ARCHITECTURE.
     """
 
-    __slots__ = ("digest", "given", "base", "text")
+    __slots__ = ("digest", "resolved_digest", "base", "text")
 
-    def __init__(self, digest: str, given: str = "", base: str = "", text: str = "") -> None:
+    def __init__(self, digest: str, resolved_digest: str = "", base: str = "", text: str = "") -> None:
         self.digest = digest
-        self.given = given
+        self.resolved_digest = resolved_digest
         self.base = base
         self.text = text
 
@@ -226,7 +227,7 @@ class Store:
         text = _text(reference, arch)
         path = layout.ref(self.root, text)
         try:
-            making.write(path, os.fsencode(f"{known.digest}\n{known.given}\n{known.base}\n{text}\n"))
+            making.write(path, os.fsencode(f"{known.digest}\n{known.resolved_digest}\n{known.base}\n{text}\n"))
         except OSError as e:
             raise cannot_write(f"write {path}", self.root, e) from e
 

@@ -114,7 +114,7 @@ def leased(store: Store, digest: str, lease: float) -> str:
     return ""
 
 
-def has_leases(store: Store) -> bool:
+def leases_are_complete(store: Store) -> bool:
     """Return whether starts have written leases for LEASE_S or longer, so that each running container has a lease.
 
     If the store has no directory for leases, make it.

@@ -123,7 +123,7 @@ class Held:
             return None
         peers = dict(step.running.peers(step.name))
         try:
-            asleep = {other: why for other, peer in peers.items() if (why := cgroups.asleep(peer.pid))}
+            asleep = {other: why for other, peer in peers.items() if (why := cgroups.pause_reason(peer.pid))}
             for other, peer in peers.items():
                 lent = None if other in asleep else self._ask(other, peer)
                 if lent is None:
@@ -144,7 +144,7 @@ class Held:
         try:
             return Lent.of(peer)
         except TimeoutError:
-            raise _silent(step, other, cgroups.asleep(peer.pid) or "it does not answer") from None
+            raise _silent(step, other, cgroups.pause_reason(peer.pid) or "it does not answer") from None
         except (EOFError, ConnectionError, ProcessLookupError):
             return None  # the helper has ended
         except OSError as e:

@@ -146,7 +146,7 @@ def await_answer(channel: Channel, child: int) -> tuple[Pairs, list[int]]:
         while True:
             ready = [fd for fd, _ in poll.poll(_CHECK_INTERVAL_S * 1000)]
             if not ready:
-                stopped = stopped + 1 if cgroups.asleep(child) else 0
+                stopped = stopped + 1 if cgroups.pause_reason(child) else 0
                 if stopped < _MAX_STOPPED_CHECKS:
                     continue
                 os.kill(child, 9)

@@ -79,15 +79,15 @@ def _unified() -> str:
 
 @pytest.mark.skipif(os.geteuid() != 0 or not _unified(), reason="needs root, and cgroup2 mounted")
 def test_a_process_in_a_frozen_group_of_version_2() -> None:
-    """asleep() says why the process does nothing: its job is suspended."""
+    """pause_reason() tells that the job of the process is suspended."""
     group = f"{_unified()}/penroot-test-{os.getpid()}"
     os.mkdir(group)
     sleeper = subprocess.Popen(["sleep", "1234"])
     try:
         Path(group, "cgroup.procs").write_text(str(sleeper.pid))
-        assert cgroups.asleep(sleeper.pid) == ""
+        assert cgroups.pause_reason(sleeper.pid) == ""
         Path(group, "cgroup.freeze").write_text("1")
-        until(lambda: cgroups.asleep(sleeper.pid) == "its job is suspended", "the group to be frozen")
+        until(lambda: cgroups.pause_reason(sleeper.pid) == "its job is suspended", "the group to be frozen")
     finally:
         sleeper.kill()
         sleeper.wait()

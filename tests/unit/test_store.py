@@ -100,7 +100,7 @@ def test_names_are_kept_for_each_architecture(store: Store) -> None:
     store.name(reference, None, Name(A, B, "https://reg.io:5000"))
     store.name(reference, "riscv64", Name(B, B))
     known = store.known(reference)
-    assert known is not None and (known.given, known.base) == (B, "https://reg.io:5000")
+    assert known is not None and (known.resolved_digest, known.base) == (B, "https://reg.io:5000")
     assert digest(store, reference, os.uname().machine) == A
     assert digest(store, reference, "riscv64") == B
     for other in ("reg.io:5000/a/b:2", "reg.io:5000/a-b:1"):

@@ -72,7 +72,7 @@ def _limits(settings: LimitSettings) -> list[_Limit]:
 
 def _own_group() -> str:
     """Return the directory of this process's control group of version 2, or "" if there is none."""
-    return next((mount + path for mount, path, is_v2 in cgroups.places("self", "") if is_v2), "")
+    return next((mount + path for mount, path, is_v2 in cgroups.hierarchies("self", "") if is_v2), "")
 
 
 def _manager() -> list[str]:

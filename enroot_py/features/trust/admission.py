@@ -263,7 +263,7 @@ def admitted(record: Mapping[str, str], settings: Settings) -> Mapping[str, str]
     name = reference.parse(uri if is_local else f"{reference.DOCKER}{registry}#{rest}")
     digest = layout.digest_of(directory)
     stored = Store(layout.root_of(directory)).known(name)
-    named = stored.given if stored is not None and stored.digest == digest else ""
+    named = stored.resolved_digest if stored is not None and stored.digest == digest else ""
     Admission(name, settings).check_stored(Image(digest, directory, ()), named)
     return record
 
