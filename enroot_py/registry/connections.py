@@ -81,7 +81,7 @@ class _LimitedReader(io.RawIOBase):
         """
         is_fast = self._body_bytes > _FAST_BYTES_PER_S * (time.monotonic() - self._body_started)
         low_water = _BATCH_BYTES if is_fast and count > _BATCH_BYTES + _BUFFERED_BYTES else 1
-        if low_water != self._low_water:
+        if low_water != self._low_water and self._socket.fileno() >= 0:  # http.client may have closed it
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 

@@ -39,9 +39,10 @@ def test_debug_shows_requests_without_secrets(monkeypatch: pytest.MonkeyPatch) -
     ]
 
 
-def test_connection_answers_soon_after_a_fast_body() -> None:
+@pytest.mark.parametrize("connection", ["keep-alive", "close"])
+def test_connection_answers_soon_after_a_fast_body(connection: str) -> None:
     bodies = {"/v2/big": bytes(8 << 20), "/v2/small": b"x"}
-    with fake(lambda request: Reply(body=bodies[request.path])) as registry:
+    with fake(lambda request: Reply(200, {"Connection": connection}, bodies[request.path])) as registry:
         environ = {"HOME": "/nowhere", "ENROOT_ALLOW_HTTP": registry.host, "ENROOT_STALL_TIMEOUT": "10"}
         client = http.HttpClient(registry.host, settings.load(environ), lambda busy: None)
         for path in ("/v2/big", "/v2/small", "/v2/big"):
@@ -50,7 +51,7 @@ def test_connection_answers_soon_after_a_fast_body() -> None:
                 while data := response.read(1 << 18):
                     received += data
                 assert received == bodies[path]
-        assert len(set(registry.sockets)) == 1
+        assert len(set(registry.sockets)) == (1 if connection == "keep-alive" else 3)
 
 
 def test_only_a_fast_body_is_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
