@@ -61,7 +61,7 @@ def layout(lab: Lab, image: Image, name: str) -> None:
     lab.run(["chown", "-R", "alice:", f"/home/alice/{name}"], user="root")
 
 
-@pytest.mark.parity("--container-image: oci:")
+@pytest.mark.parity("--container-image: accepts oci:, oci-archive: and docker-archive:")
 @pytest.mark.parametrize("form", ["oci", "oci-archive", "docker-archive"])
 def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
     layout(lab, numbered(8), "layout")
