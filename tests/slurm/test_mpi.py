@@ -48,7 +48,7 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
     clear(lab)
 
 
-@pytest.mark.parity("20-mpi (new): ranks of mpirun, mpiexec and srun over nodes")
+@pytest.mark.parity("20-mpi (new): ranks work on several nodes under mpirun, mpiexec and srun")
 @pytest.mark.parametrize(
     ("launcher", "image"),
     [

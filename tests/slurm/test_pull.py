@@ -216,7 +216,7 @@ def test_refused_login_is_reported_once_for_all_nodes(lab: Lab, registry: Server
     assert done.stderr.count("test/denied does not exist or needs a login") == 1
 
 
-@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command); any other $ is a dollar sign")
+@pytest.mark.parity(".credentials: a password may be $VARIABLE or $(command)")
 def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -> None:
     """The variables hold a password, or the path of a login file."""
     with front(lab, registry) as shown:
