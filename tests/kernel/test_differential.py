@@ -29,7 +29,7 @@ def results() -> Iterator[dict[str, Future[list[str]]]]:
 )
 @pytest.mark.parity(
     "batch CONFIG",
-    "batch: the first line of CONFIG may make CONFIG a program, `#!/usr/bin/env -S enroot batch`",
+    "batch: the first line of CONFIG may make CONFIG a program",
     "ENROOT_ROOTFS",
     "rc() of a script of --conf runs in place of /etc/rc",
 )

@@ -282,7 +282,7 @@ MOTD_FILE /etc/motd
 
 @pytest.mark.parity(
     "ENROOT_LOGIN_SHELL",
-    "a login shell: respects login.defs, time zone, locale, umask, limits and nologin, writes lastlog and wtmp, prints motd",
+    "a login shell: respects login.defs",
 )
 def test_login_shell_respects_login_defs_of_the_image(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text("LC_TIME=kept\n")
