@@ -138,9 +138,9 @@ def _never(_: int) -> None:
 class Plan:
     """A container to start.
 
-    The launcher prepares a simple start, once for equal requests: enter.prepare(). A child prepares any other start.
-    The launcher clones the child of a prepared start into the namespaces ``flags``. ``flags`` is 0 for other starts. In
-    the launcher it is also 0 for a squashfs image, because a zygote may clone the children.
+    The launcher prepares a simple start (see enter.prepare()), once for equal requests. A child prepares any other
+    start. The launcher clones the child of a prepared start into the namespaces ``flags``. ``flags`` is 0 for other
+    starts. In the launcher it is also 0 for a squashfs image, because a zygote may clone the children.
     """
 
     def __init__(self, request: Request, *, may_prepare: bool) -> None:
@@ -194,12 +194,12 @@ class Plan:
             self.start.source.changes = changes.path
 
     def find_server(self) -> Entry | None:
-        """In a zygote: return the entry of the image's FUSE server, see enter.share()."""
+        """In a zygote: return the image's entry in the table of shared FUSE servers, see enter.share()."""
         return enter.share(self.start, enter.make_scratch(self.start))
 
     def join_server(self, mount: int) -> None:
         """In a child that a zygote cloned into a container's namespaces: use a mount of the image's FUSE server."""
-        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # to map the user: namespaces.enter_user()
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # to map the user (see namespaces.enter_user())
         self.start.source.served = mount
         self.flags, self._outside = NAMESPACES, (0, 0)
 
@@ -358,7 +358,7 @@ def _confine(*, root: bool, superuser: bool, keyring: bool) -> None:
 
 
 def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
-    """Keep capabilities in penroot-init that programs lack, so that no program can trace it: ptrace(2).
+    """Keep capabilities in penroot-init that programs lack, so that no program can trace it with ptrace(2).
 
     The bounding set is empty, so joining processes get no capabilities. In a container with root, programs have the
     same capabilities as penroot-init.

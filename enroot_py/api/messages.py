@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     Message = Mapping[str, Any]
 
 _RECEIVE_BYTES = 1 << 16
-STATUS_BYTES = 4  # an exit status as subprocess reports it, in the machine's byte order
+STATUS_BYTES = 4  # a return code as in subprocess (negative for a signal), in the machine's byte order
 
 
 def encoded(message: Message) -> bytes:
@@ -52,11 +52,11 @@ class Conversation:
         return map(decoded, self.lines())
 
     def log(self, level: str, text: str) -> None:
-        """Send a log message: a sink for log.py."""
+        """Send a log message. log.py calls this for each message of the child."""
         self.send({"log": text, "level": level})
 
     def fail(self, error: BaseException) -> None:
-        """Send an error: its class, text, hint and exit status. For a bug of penroot, the hint names its place."""
+        """Send an error's class, text, hint and exit status. For a bug of penroot, the hint names the line of code."""
         error = cause(error) or error
         if not isinstance(error, PenrootError):
             error = unexpected(error)
@@ -65,7 +65,7 @@ class Conversation:
 
 
 def unexpected(error: BaseException) -> PenrootError:
-    """Return an error for a failed system call or for a bug of penroot. Its hint is a fix or the place in the code."""
+    """Return an error for a failed system call or for a bug of penroot. The hint is a fix or names the line of code."""
     from enroot_py.base import filesystems
 
     place = filesystems.place(error)
@@ -84,7 +84,7 @@ def send_with_fds(socket: _socket.socket, data: bytes, fds: tuple[int, ...]) -> 
 def receive_with_fds(socket: _socket.socket, max_bytes: int, max_fds: int) -> tuple[bytes, list[int]]:
     """Return a packet with descriptors, without waiting. Raises OSError.
 
-    If this process's table has no room for all descriptors, it gets at most the first one.
+    If this process cannot open so many descriptors, return at most the first one.
     """
     room, flags = _socket.CMSG_SPACE(4 * max_fds), _socket.MSG_CMSG_CLOEXEC | _socket.MSG_DONTWAIT
     data, controls, flags, _ = socket.recvmsg(max_bytes, room, flags)
@@ -99,7 +99,7 @@ def _numbers(data: bytes) -> list[int]:
 
 
 def send_status(socket: _socket.socket, status: int) -> None:
-    """Send the exit status of waitpid(2) in the form of subprocess. The peer may have closed its socket."""
+    """Send a status of waitpid(2) as a return code of subprocess (negative for a signal). Ignore a closed socket."""
     try:
         socket.send(os.waitstatus_to_exitcode(status).to_bytes(STATUS_BYTES, sys.byteorder, signed=True))
     except OSError as e:

@@ -1,9 +1,10 @@
 """A zygote: a child of the launcher that clones process 1 of each container of one squashfs file.
 
-A container of a squashfs file runs in a user namespace below the namespace of the FUSE server: sharing.py. The launcher
-cannot enter the server's namespace, because it could not return. So it forks a zygote, which enters the namespace once.
-For each start, the zygote clones a process whose parent is the launcher: clone(2), CLONE_PARENT. The zygote keeps the
-server running. The zygote ends with the server, or when the launcher forgets the plan and kills the zygote.
+A container of a squashfs file runs in a user namespace below the user namespace of the FUSE server (see
+runtime/sharing.py). The launcher cannot enter the server's namespace, because it could not return. So it forks a
+zygote, which enters the namespace once. For each start, the zygote clones a process whose parent is the launcher:
+clone(2), CLONE_PARENT. The zygote keeps the server running. The zygote ends with the server, or when the launcher
+forgets the plan and kills the zygote.
 """
 
 from __future__ import annotations

@@ -13,9 +13,9 @@ in addition to the system's. Each ``mirror`` (HOST[:PORT][/PREFIX]) is asked bef
 names a token server on another host that may get the registry's login. Without ``token``, only the registry's own host
 and the token servers in _TOKEN_SERVERS get the login.
 
-The user's line for a registry replaces the site's line. A mirror decides the digest of a tag, but the content of a
-digest is always checked. registries.conf of podman and skopeo applies to a registry with neither ``http`` nor
-``mirror``. Their directories certs.d apply to a registry without ``ca``: containersconf.py.
+The user's line for a registry replaces the site's line. A mirror is trusted to say which digest a tag has, but content
+fetched by digest is always verified. For a registry without the rules ``http`` and ``mirror``, the registries.conf of
+podman and skopeo applies; for a registry without the rule ``ca``, their certs.d directories apply (containersconf.py).
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class Rules:
 
     @property
     def replaces_other_files(self) -> bool:
-        """Return whether these rules replace the registries.conf of podman and skopeo: http and mirror do."""
+        """Return whether ``http`` or ``mirror`` is set, so that the registries.conf of podman and skopeo is ignored."""
         return self.http or bool(self.mirrors)
 
 
 class Place(Frozen):
-    """A reference to an image in a registry or mirror. ``is_insecure``: see HttpClient."""
+    """A reference to an image in a registry or mirror. ``is_insecure``: see Endpoint of containersconf.py."""
 
     reference: Reference
     is_insecure: bool = False
@@ -140,7 +140,7 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
 
 
 def _rewritten(reference: Reference, table: Table, endpoint: Endpoint) -> Reference:
-    """Return a reference to the same image at an endpoint. Another registry does not get the user and the password."""
+    """Return a reference to the same image at an endpoint. Omit user and password if the registry is another one."""
     if endpoint.location in ("", table.prefix):
         return reference
     try:
@@ -155,7 +155,7 @@ def _rewritten(reference: Reference, table: Table, endpoint: Endpoint) -> Refere
 
 
 def origins(settings: Settings, environ: Mapping[str, str] = os.environ) -> Iterator[str]:
-    """Yield a line with rules and file for each registry with rules. Raises ConfigError."""
+    """For each registry that has rules, yield a line with the rules and the file that sets them. Raises ConfigError."""
     known = _known(settings, environ)
     for registry, site_rules in known.items():
         yield f"{registry} {' '.join(site_rules.words)}  ({site_rules.origin})"

@@ -1,6 +1,6 @@
-"""Turn this process into a process of a container. enter() calls all steps in their order.
+"""Turn this process into a process of a container. enter() calls the other functions in order.
 
-A start does not use the store. It runs a shell only for bash hooks and --conf scripts. Every start imports this module.
+Every start imports this module. It does not use the image store (enroot_py.store): the caller passes the paths.
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ class Start(Frozen):
     """The parameters of one start, for enter().
 
     ``host`` is the environment of the caller. Precedence of the container's variables, lowest first: the image, the
-    site, ``conf`` (path of a configuration script), hooks, ``file``, ``env``. ``file`` gets the variables so far, and
-    returns the variables of an environment file. The caller's ``mounts`` are mounted last. A ``superuser`` stays in the
-    user namespace of the caller. ``script`` is a text that replaces the image's /etc/rc. ``command`` is the command of
-    the container. ``program`` is the first program that runs, if known. With ``in_step``, the helper process of a Slurm
-    step outlives this process. After the fork that makes process 1 of a private PID namespace, both processes call
+    site, ``conf`` (path of a configuration script), hooks, ``file``, ``env``. ``file`` is a function: its argument is
+    the variables set so far, its result the variables of an environment file. The caller's ``mounts`` are mounted last.
+    A ``superuser`` stays in the caller's user namespace. ``script`` is a text that replaces the image's /etc/rc.
+    ``program`` is the first program that runs, if known. With ``in_step``, the helper process of a Slurm step watches
+    FUSE servers and host files. After the fork that makes process 1 of a private PID namespace, both processes call
     ``forked``: process 1 with 0, the parent with the PID of process 1. In the parent, ``forked`` must not return.
     """
 
@@ -57,7 +57,7 @@ class Start(Frozen):
 
     @property
     def is_overlaid(self) -> bool:
-        """Return whether fuse-overlayfs makes the overlay."""
+        """Return whether fuse-overlayfs mounts the overlay, instead of the kernel's overlayfs."""
         settings = self.settings
         return not settings.native_overlayfs and not (self.source.directory and settings.rootfs_writable)
 
@@ -86,10 +86,10 @@ class Site:
 
 
 def prepare(start: Start) -> Site | None:
-    """Read the configuration before a fork whose child starts the container: api/children.py.
+    """Read the configuration before a fork whose child starts the container (for api/children.py).
 
-    Returns None unless the start is simple: neither caller nor program is root, all hooks are penroot's, no FUSE server
-    runs except the image's, no optional feature is set, and only the PID namespace is private. Raises PenrootError.
+    Returns None unless the start is simple: no root, no hooks except penroot's, no --conf script, no FUSE server except
+    the image's, no optional feature, and no private namespace except the PID namespace. Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
     if start.is_overlaid or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
@@ -110,7 +110,7 @@ def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) 
     ``prepared`` is the result of prepare(). With ``entered``, this process is process 1 of new user and PID namespaces.
     The process keeps its capabilities in the container's user namespace. After a PenrootError, no mount remains.
     """
-    gc.disable()  # the start leaves no garbage; a collection would cost a tenth of a start with device hooks
+    gc.disable()  # a start leaves no garbage; a collection would take 10 % of the time of a start with device hooks
     settings, own = start.settings, namespaces.own(start.settings)
     uid, gid, umask = os.geteuid(), os.getegid(), os.umask(0o022)
     if own & linux.CLONE_NEWPID:
@@ -167,7 +167,7 @@ def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) 
 
 
 def make_scratch(start: Start) -> str:
-    """Return the directory beneath which this start mounts. For a named container, note this process's PID there."""
+    """Return the directory for this start's mounts. Outside of steps, write the PID of a named container there."""
     scratch = rootfs.make_scratch(start.settings)
     is_named = bool(start.source.directory or start.source.upper) and not start.source.is_volatile
     if is_named and not start.in_step:
@@ -176,7 +176,7 @@ def make_scratch(start: Start) -> str:
 
 
 def share(start: Start, scratch: str) -> Entry | None:
-    """Return the entry for sharing the image's server: sharing.py. Return None for a private server or no server.
+    """Return the image's entry in the table of shared FUSE servers (sharing.py), or None if the server is not shared.
 
     A step does not share a server: its tasks have one container, and the step's helper watches the server. A superuser
     has no user namespace to share.
@@ -192,11 +192,11 @@ def share(start: Start, scratch: str) -> Entry | None:
 
 
 def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
-    """Start penroot-follow: it shows the container later changes of host files, and reports killed FUSE servers.
+    """Start penroot-follow. It reports killed FUSE servers, and shows later changes of host files in the container.
 
-    Returns the child to wait for, or 0 if penroot-follow is not needed or cannot be started. In a step, the helper does
-    its work. A writable container has copies of the host files. With a private PID namespace, the process that waits
-    for the container reports servers, except a shared server that another start has started.
+    Returns the child to wait for, or 0 if penroot-follow is not needed or cannot be started. The helper of a step does
+    this work itself. A writable container has copies of the host files. With a private PID namespace, the process that
+    waits for the container reports its own servers, and penroot-follow only a server of another start.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
     shared = entry.pidfd if entry is not None else -1
@@ -215,15 +215,15 @@ def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
-    """Return whether to copy all host files: ``forked`` starts follow no changes, ``nested`` mounts are locked."""
+    """Return whether to copy all host files: ``forked`` starts have no penroot-follow, ``nested`` mounts are locked."""
     return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
-    """Return the ``system`` mounts, with copies in place of host files that the container can write to or covers.
+    """Return the ``system`` mounts. Copies replace host files that are writable or that mounts of the caller cover.
 
-    When the host replaces a file, the kernel detaches the mount of the file, unless the mount is locked. With
-    ``all_files``, copy all host files: keeps_copies().
+    When the host replaces a file, the kernel detaches a mount of the old file, unless the mount is locked. A locked
+    mount cannot be replaced, but penroot-follow can cover a copy. With ``all_files``, copy all host files.
     """
     writable = start.settings.rootfs_writable
     targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
@@ -259,10 +259,10 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
 
 
 def enter_servers(start: Start, entry: Entry | None = None) -> None:
-    """Enter the user namespace of the servers, in which the caller is root. ``entry`` may have a server to share.
+    """Enter the user namespace of the FUSE servers, in which the caller is root: a new one unless ``entry`` has one.
 
-    Files of the image are owned by root. The caller is root in this outer user namespace, and so has access. A server
-    sees the node's files: root of the container cannot inspect the server, because its user namespace is an inner one.
+    Files of the image are owned by root, so the caller has access to them in this namespace. A server sees the node's
+    files. Root of the container cannot reach them through the server: the container has an inner user namespace.
     """
     if not start.superuser:
         if entry is None or not entry.enter():
@@ -293,7 +293,7 @@ def await_servers(own: int) -> None:
 def enter_namespaces(inside: tuple[int, int], own: int, start: Start, *, nested: bool, entered: bool) -> int:
     """Enter a user namespace, a mount namespace and the private namespaces ``own`` of the container.
 
-    With ``entered``, only the mount namespace is missing. Returns the descriptor that isolated.enter() returns, or -1.
+    With ``entered``, only the mount namespace is missing. Returns a descriptor of the inner user namespace, or -1.
     """
     if entered:
         namespaces.unshare_mounts(superuser=False)
@@ -344,7 +344,7 @@ def caller_sysfs(own: int) -> Mount | None:
 
 
 def own_mounts(system: list[Mount], own: int, sysfs: Mount | None) -> list[Mount]:
-    """Return the ``system`` mounts, changed for the private namespaces ``own`` and for a /sys of the caller."""
+    """Return the ``system`` mounts, adapted to the private namespaces ``own``. ``sysfs`` replaces the host's /sys."""
     if sysfs:
         system = [sysfs if mount.source == mount.target == "/sys" else mount for mount in system]
     if not own:
@@ -395,7 +395,7 @@ def collect_environ(
 
 
 def read_ahead(start: Start, context: hooks.Context, image_scripts: etc.ImageScripts, server: Server | None) -> None:
-    """Make the server of an image decompress the program while the hooks run."""
+    """Make the image's FUSE server decompress the program while the hooks run."""
     if server is None or not (start.program or start.command):
         return
     name = start.program
@@ -420,7 +420,7 @@ def run_hooks(
 
 
 def replace_script(root: int, scratch: str, script: str | None) -> None:
-    """Cover /etc/rc with the text ``script`` for this start, unless it is None."""
+    """Mount a file with the text ``script`` over /etc/rc, unless ``script`` is None."""
     if script is None:
         return
     path = scratch + "/rc"
@@ -431,7 +431,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:
-    """Create the image's working directory. If it lies in a host directory, the caller must have mounted that."""
+    """Create a missing working directory of the image. In a host directory, do so only below mounts of the caller."""
     if image is None or paths.exists(root, image.workdir):
         return
     named = any(image.workdir.startswith(mount.target.rstrip("/") + "/") for mount in caller_mounts)
@@ -459,7 +459,7 @@ def log_in(start: Start, context: hooks.Context, umask: int) -> int:
 
 
 def begin_features(settings: Settings) -> int:
-    """Let features start processes in the container's PID namespace and the caller's network namespace.
+    """Let optional features start processes in the container's PID namespace and the caller's network namespace.
 
     Returns the namespaces in which root of the container must not be privileged, as flags of unshare(2).
     """
@@ -474,7 +474,7 @@ def begin_features(settings: Settings) -> int:
 
 
 def finish_features(context: hooks.Context, variables: Variables) -> None:
-    """Let features add mounts that no mount of the caller may cover."""
+    """Let optional features add mounts that no mount of the caller may cover."""
     if not context.settings.is_extended:
         return
     from enroot_py.base.features import plugged
@@ -485,9 +485,9 @@ def finish_features(context: hooks.Context, variables: Variables) -> None:
 
 
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:
-    """Make ``mount_point`` the root directory. ``nested`` adds inner namespaces for a root program: namespaces.nest().
+    """Make ``mount_point`` the root directory. If ``nested``, enter inner namespaces, as the program will be root.
 
-    Processes that join the container later enter the same namespaces.
+    Processes that join the container later enter the same namespaces. ``inner``: see enter_namespaces().
     """
     if not nested:
         namespaces.unshare(linux.CLONE_NEWCGROUP)  # not earlier: hooks read the caller's cgroups

@@ -1,8 +1,8 @@
 """Compute the environment of a container from the variables of the image, the site and the user.
 
 The container gets only these variables of the caller: variables for MPI ranks, variables that --env names, and
-variables that a line of an environment file names as ``${VAR}``. For a line of an image, variables that look like
-secrets are unset: secrets.py.
+variables that a line of an environment file names as ``${VAR}``. In the image's /etc/environment, a ``${VAR}``
+that looks like a secret (secrets.py) counts as unset.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``. Trailing fields may be missing. The target and the type may be
 missing too: the defaults are the source and ``none``. A mount with a negative passno, usually -1, comes before the
-hooks; any other mount comes after the hooks. The type sqsh mounts the content of a squashfs file: data.py. mounting.py
-executes a mount.
+hooks; any other mount comes after the hooks. The type sqsh mounts the content of a squashfs file (see data.py).
+mounting.py executes a mount.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Mapping
 
 FILES = ("/etc/hosts", "/etc/hostname", "/etc/resolv.conf")
-ROOT = "the root file system"  # which fuse-overlayfs serves
+ROOT = "the root file system"  # stands for the file system of fuse-overlayfs
 _MAX_SERVERS = 16  # the limit of follow.c
 DELAY_MS = 200  # starting penroot-follow later saves short-lived containers 4 % of their time
 _PROGRAM = "penroot-follow"
@@ -48,12 +48,13 @@ def copied(system: Iterable[Mount], targets: Iterable[str], scratch: str, *, wri
 
 
 def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: int = -1) -> int:
-    """Start penroot-follow for the container of this process, or of its ``child``. It ends with this process.
+    """Start penroot-follow for the container of this process or of its ``child``.
 
-    With ``changes``, penroot-follow shows the container new versions of FILES. ``servers`` maps an image file or ROOT
-    to the program of its FUSE server: penroot-follow prints a line if a server is killed. ``shared`` is a pidfd of the
-    first server if another container started it, or -1. Call this before entering a namespace. Returns the process to
-    wait for, or 0 if penroot-follow cannot be started: the container works without it.
+    penroot-follow ends with this process. With ``changes``, it shows new versions of FILES in the container.
+    ``servers`` maps an image file or ROOT to the program of its FUSE server: penroot-follow prints a line if a server
+    is killed. ``shared`` is a pidfd of the first server if another container started it, or -1. Call this before
+    entering a namespace. Returns the process to wait for, or 0 if penroot-follow cannot be started: the container works
+    without it.
     """
     options, fds = ["--child"] * child, []
     try:
@@ -74,7 +75,7 @@ def follow(*, child: bool, changes: bool, servers: Mapping[str, str], shared: in
             os.close(fd)
 
 
-# file that a FUSE server serves, or ROOT -> end of a pipe that only the server and this process hold open
+# image file of a FUSE server, or ROOT -> end of a pipe that only the server and this process hold open
 lifelines: dict[str, int] = {}
 
 
@@ -104,15 +105,15 @@ def note_shared(served: str, *, joined: bool) -> None:
 
 
 def killed(program: str, served: str, how: str = "") -> str:
-    """Return the message for a killed FUSE server."""
+    """Return the message for a killed FUSE server. ``how`` is "" or the signal."""
     event = f"{program} of {served} was killed{how} while the container ran"
     return f"{event}: its programs could read no more files (out of memory? see --mem and dmesg)"
 
 
 def follow_spaces(spaces: Mapping[str, int], lifetime: int, shown: list[str]) -> None:
-    """Show changes of host files to the container with the namespaces ``spaces``, until the pipe ``lifetime`` closes.
+    """Show later changes of host files in the container with these namespaces, until the pipe ``lifetime`` closes.
 
-    ``shown`` is the result of digests() before the container was made.
+    ``shown`` is what digests() returned before the container was created.
     """
     if "user" not in spaces:
         return  # a superuser without a user namespace

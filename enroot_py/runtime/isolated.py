@@ -63,15 +63,15 @@ def enter(
     forked: Callable[[int], object] | None = None,
     beside: Callable[[], int] = lambda: 0,
 ) -> int:
-    """Enter the namespaces of namespaces.enter() and the private namespaces ``own`` of the container.
+    """Enter a user and a mount namespace, as namespaces.enter() does, and the private namespaces ``own``.
 
-    With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts:
-    namespaces.nest(). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
+    With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts (see
+    namespaces.nest()). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
     in them. The PID namespace belongs to the first user namespace, because /proc must be mounted from within the PID
     namespace, and stay mounted.
 
-    ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace: enter.Start. ``beside`` is
-    called after this process has entered the PID namespace and before it enters the others: the processes that
+    ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace (see enter.Start). ``beside``
+    is called after this process has entered the PID namespace and before it enters the others: the processes that
     ``beside`` starts end with the container. ``beside`` returns the namespaces that belong to the first user namespace
     even if the container is ``nested``. Returns a descriptor of the second user namespace if it exists already, else
     -1. Raises NamespaceError.
@@ -153,7 +153,7 @@ def _become_first(forked: Callable[[int], object] | None) -> None:
 
 
 def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
-    """Return the system mounts, with file systems of the ``own`` namespaces in place of the host's."""
+    """Return the system mounts, with a new /proc or /sys for the private namespaces ``own``."""
     for flag, fstype, target, mode, option in (
         (linux.CLONE_NEWPID, "proc", "/proc", "rw", "--pid"),
         (linux.CLONE_NEWNET, "sysfs", "/sys", "ro", "--net"),
@@ -166,10 +166,10 @@ def mounts_of(own: int, system: list[Mount]) -> list[Mount]:
 
 
 def _is_sysfs_refused(option: str) -> bool:
-    """Return whether the kernel refuses a new /sys because parts of the present /sys are covered: in a pod.
+    """Return whether the kernel refuses a new /sys because parts of the present /sys are covered, as in a pod.
 
-    Then the pod's /sys stays, read-only, and a warning says so. This /sys shows the names of network devices, but gives
-    access to no device. See mount_namespaces(7).
+    In that case, print a warning: the container gets the pod's /sys, read-only. It shows the names of network devices,
+    but gives access to no device. See mount_namespaces(7).
     """
     try:
         with mounting.mount_filesystem("sysfs", "sysfs", [], linux.MOUNT_ATTR_RDONLY):
@@ -182,7 +182,7 @@ def _is_sysfs_refused(option: str) -> bool:
 
 
 def complete(root: int, own: int) -> None:
-    """Set up the ``own`` namespaces, flags of unshare(2), after the system mounts.
+    """After the system mounts, set up the private namespaces ``own`` (flags of unshare(2)).
 
     Raises MountError, OSError.
     """

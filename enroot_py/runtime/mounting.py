@@ -24,8 +24,8 @@ _SET = {
     "nodiratime": linux.MOUNT_ATTR_NODIRATIME,
     "strictatime": linux.MOUNT_ATTR_STRICTATIME,
 }
-# word -> the word that it cancels, if that comes earlier in the same line. No word clears flags that the parent
-# namespace has locked: mount_namespaces(7).
+# word -> the earlier word of the same line that it cancels. No word clears a flag that is locked in this mount
+# namespace, mount_namespaces(7).
 _UNSET = {"rw": "ro", "suid": "nosuid", "dev": "nodev", "exec": "noexec", "atime": "noatime", "diratime": "nodiratime"}
 _PROPAGATION = {
     "shared": linux.MS_SHARED,
@@ -52,7 +52,7 @@ _CHANGING = frozenset(("remount", "x-move", "x-detach"))
 SEPARATORS = "a space in a path is \\040, a colon \\072"
 TRUSTED = "if you trust the image, set ENROOT_IMAGE_FSTAB=host or use --mount"
 
-# path of a squashfs file -> function that mounts the file and returns the directory. data.py fills this.
+# path of a squashfs file -> function that mounts the file and returns the directory (filled by data.py)
 served: dict[str, Callable[[], str]] = {}
 
 
@@ -70,8 +70,8 @@ class LeftOut(OSError):
 class Mount:
     """One line of fstab; ``target`` is a path beneath the container's root.
 
-    If the source lies beneath the container's root, ``inside`` is its path there, else "". An image's mount is
-    ``confined``: confine(). ``detached`` is the descriptor of a detached mount that is made already, or -1.
+    If the source lies beneath the container's root, ``inside`` is its path there, else "". A mount that the image
+    requests is ``confined`` (see confine()). ``detached`` is the descriptor of an existing detached mount, or -1.
     """
 
     __slots__ = (
@@ -167,7 +167,7 @@ class Mount:
         return "bind" in self.words or "rbind" in self.words
 
     def execute(self, root: int) -> None:
-        """Mount beneath the directory ``root``; fstab.execute() reports errors. Raises OSError, PenrootError."""
+        """Execute this line beneath the directory ``root``, for fstab.execute(). Raises OSError, PenrootError."""
         if "x-detach" in self.words:
             with paths.open_mounted(root, self.target, _attached.get(self.target)) as mounted:
                 linux.umount2(f"/proc/self/fd/{mounted}", linux.MNT_DETACH)
@@ -242,7 +242,7 @@ class Mount:
         try:
             tree = linux.open_tree(directory, path, clone | recursive)
         except OSError as e:
-            # A clone cannot leave out submounts that the parent namespace locked.
+            # Locked submounts cannot be left out of a clone, mount_namespaces(7).
             if recursive or e.errno != errno.EINVAL:
                 raise
             recursive = linux.AT_RECURSIVE
@@ -265,8 +265,8 @@ class Mount:
     def _target(self, root: int, mode: int = 0) -> Fd:
         """Open the target. With x-create, create a missing target.
 
-        A created target has no permissions. By this mark, `penroot export` recognises that the target is not part of
-        the image, as enroot does. In a directory of the host, a target is not created for a mount of an image, nor
+        A created target has no permissions (mode 0), as in enroot: so `penroot export` recognises that the target is
+        not part of the image. In a directory of the host, a target is not created for a mount of an image, nor
         through a symlink.
         """
         for word in self.words:

@@ -1,7 +1,7 @@
-"""Create namespaces of a container. The user namespace maps one user, to the same ID or to root: user_namespaces(7).
+"""Create namespaces of a container. The user namespace maps one user to the same ID or to root, user_namespaces(7).
 
 A program that is root in the container runs in a second user namespace within the first, where it cannot undo the
-container's mounts: nest().
+container's mounts (see nest()).
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ def privileged(settings: Settings) -> bool:
 def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
     """Unshare the user namespace. The caller becomes ``uid`` and ``gid`` inside; no other user is mapped.
 
-    The process must have one thread. ``myself`` is a descriptor of the host's /proc/self, for a process that may have
-    another /proc. Raises NamespaceError with the fix for the administrator.
+    The process must have one thread. ``myself`` is a descriptor of the host's /proc/self, for use after pivot_root(2),
+    when /proc is the container's. Raises NamespaceError with the fix for the administrator.
     """
     outside = os.geteuid(), os.getegid()
     try:

@@ -1,4 +1,4 @@
-"""Find running containers in /proc, list and join them.
+"""Find, list and join running containers, by /proc.
 
 No daemon and no record lists all running containers: the root mount of a process names its container. Sources:
 proc(5), namespaces(7).
@@ -210,7 +210,7 @@ def find(target: str, settings: Settings) -> int:
         return member
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}"):
-            if process.name == target and not target.startswith("pyxis_"):  # a step's hint would never be removed
+            if process.name == target and not target.startswith("pyxis_"):  # nothing removes a step's hint (named.py)
                 named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
     if member := _of_job(target, settings):
@@ -233,7 +233,7 @@ def _of_record(name: str, settings: Settings) -> int:
 
 
 def inside(pid: int, settings: Settings) -> int:
-    """Return ``pid`` if it is in a container, else its child in a container, for which ``pid`` waits, else 0."""
+    """Return ``pid`` if it is in a container, else a child of ``pid`` that is in a container, else 0."""
     return next((each for each in (pid, *proc.children(pid)) if pid and is_inside(each, settings)), 0)
 
 
@@ -282,20 +282,20 @@ def of_process(pid: int) -> dict[str, str]:
 
 
 def owner_of(space: int) -> int:
-    """Return the user who made an open user namespace."""
+    """Return the UID of the user who created a user namespace (a descriptor)."""
     from fcntl import ioctl
 
     return int.from_bytes(ioctl(space, _NS_GET_OWNER_UID, bytes(4)), sys.byteorder)
 
 
 def _is_own(pid: int) -> bool:
-    """Return whether the user made the container of a process. Anybody can choose a mount's name. Raises OSError."""
+    """Return whether the user created the container of a process: anybody can choose a mount's name. Raises OSError."""
     with Fd(os.open(f"/proc/{pid}/ns/user", os.O_RDONLY | os.O_CLOEXEC)) as space:
         return os.path.samestat(os.fstat(space), os.stat("/proc/self/ns/user")) or owner_of(space) == os.geteuid()
 
 
 def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
-    """Open the namespaces of ``pid`` that are not this process's, in the order in which they can be joined.
+    """Open the namespaces of ``pid`` in which this process is not, in the order in which they can be joined.
 
     ``mnt`` is the required inode number of the mount namespace, or 0 for any. Raises OSError.
     """
@@ -304,8 +304,8 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
     spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
     if "pid" in spaces and "user" in spaces:
-        # The PID namespace of a root container, and perhaps its network namespace, belong to the outer user namespace:
-        # isolated.enter().
+        # The PID namespace of a root container, and perhaps its network namespace, belong to the outer user namespace
+        # (see isolated.enter()).
         from fcntl import ioctl
 
         owner = ioctl(spaces["pid"], _NS_GET_USERNS)

@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _MOUNT_OPTIONS_BYTES = 4096  # a page, with the final NUL: mount(2)
 _MAX_LABEL_BYTES = 80  # of Source.label, the name of a step's container
-_MAX_PATH_END_BYTES = 80  # enough for the part of a layer's or an image's path below the store
+_MAX_PATH_END_BYTES = 80  # enough for the part of a path below the directory of the image store
 _WRITTEN = ("etc",)  # directories that every start writes to
 _USED = (*_WRITTEN, "proc", "sys", "dev", "tmp", "bin")  # directories that every start uses
 _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
@@ -33,13 +33,13 @@ _ATTRIBUTES = linux.MOUNT_ATTR_NOSUID | linux.MOUNT_ATTR_NODEV
 class Source:
     """The source of a root file system: layer directories (topmost first), a squashfs image, or a plain directory.
 
-    The image begins at ``offset`` of its file: in a bundle, a script comes before the image. The image is the lowest
-    layer, below ``lowerdirs``. A container that keeps its changes has the directory ``changes``, with the changes in
-    ``upper``. Any other writable container keeps its changes in memory. If the container runs already, ``shared`` is a
-    detached mount of its root, else -1. If the container ``lends`` its root to later steps, enter() sets ``shared``. If
-    the server of the image runs already, ``served`` is a detached mount of the image, else -1. mountinfo shows
-    ``label`` as the source of the overlay: it names a container without a directory. With ``is_volatile``, the changes
-    disappear with the container, so the kernel does not write them to the disk at the end.
+    The image begins at ``offset`` of its file: in a bundle (features/bundle), a script comes before the image. The
+    image is the lowest layer, below ``lowerdirs``. A container that keeps its changes has the directory ``changes``,
+    with the changes in ``upper``. Any other writable container keeps its changes in memory. If the container runs
+    already, ``shared`` is a detached mount of its root, else -1. If the container ``lends`` its root to later steps,
+    enter() sets ``shared``. If the FUSE server of the image runs already, ``served`` is a detached mount of the image,
+    else -1. mountinfo shows ``label`` as the source of the overlay, to name a container that has no directory. With
+    ``is_volatile``, the changes disappear with the container, so the kernel does not write them to the disk at the end.
     """
 
     __slots__ = (
@@ -107,7 +107,7 @@ class Source:
 
 
 def make_scratch(settings: Settings) -> str:
-    """Return the directory beneath which a start mounts, in its own mount namespace. Raises ContainerError.
+    """Return the directory for the mounts of a start, in a private mount namespace. Raises ContainerError.
 
     Other users cannot replace this directory. If they could replace ENROOT_RUNTIME_PATH, return a private directory.
     """
@@ -153,7 +153,7 @@ def hide(scratch: str) -> None:
 def mount(source: Source, scratch: str, server: Server | None, *, writable: bool, made: int = -1) -> int:
     """Mount ``source`` on its mount point and return a descriptor of the mount point.
 
-    ``server`` serves a squashfs image, or is None. ``made`` is the detached mount of a root that is mounted already, or
+    ``server`` serves a squashfs image, or is None. ``made`` is a detached mount of the root if it exists already, or
     -1. Raises ContainerError, ImageError.
     """
     root = source.mount_point(scratch)

@@ -1,19 +1,19 @@
 """Share the FUSE server of a squashfs image among the containers of a user. enter.share() imports this module.
 
 The server of an image runs in a user namespace below the user's, and the containers run in namespaces below that. A
-later start of the same file enters the server's user namespace, and mounts the file system once more through the
-server's /dev/fuse: the kernel returns the existing file system, with its caches. This needs Linux 5.15:
-fuse_get_tree().
+later start of the same image enters the server's user namespace, and mounts the file system once more through the
+server's descriptor of /dev/fuse. The kernel then returns the existing file system, with its caches: fuse_get_tree(),
+since Linux 5.15.
 
-- No process counts the containers. With the last mount, the kernel ends the FUSE connection, and then the server ends.
-  A start that comes too late gets an error from mount(2), and starts its own server.
-- The only lock is flock(2) of an entry: a file RUNTIME_PATH/servers/NNN. A start that takes the lock passes the
-  descriptor to its server and closes its own copy: the kernel releases the lock when the server ends. Another start
-  waits for the server for at most _SERVER_TIMEOUT_S.
+- No process counts the containers. When the last mount is gone, the kernel ends the FUSE connection, and then the
+  server ends. A start that comes too late gets an error from mount(2), and starts its own server.
+- Each image has an entry in a table: a file RUNTIME_PATH/servers/NNN. The only lock is flock(2) of this file. A start
+  that takes the lock passes the descriptor to its server and closes its own copy: the kernel releases the lock when the
+  server ends. Another start waits for the server for at most _SERVER_TIMEOUT_S.
 - The entry holds a PID. The server has this PID or one of the PIDs after it. The PID is only a hint, because programs
-  in a container may have the directory mounted and can change it: _device() checks that a process is the server.
-- A server dies with its control group and is charged to it. So containers share a server only within a control group:
-  in Slurm, within a step.
+  in a container may have the directory mounted and can change the file: _device() checks that a process is the server.
+- A server is killed with its control group, which is charged for its memory and processor time. So containers share a
+  server only within a control group: in Slurm, within a step.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from _signal import pidfd_send_signal
 from enroot_py.base import linux, paths, proc
 from enroot_py.base.fds import Fd
 
-_MAX_FILES = 4096  # entries of a user: files of 7 bytes, which later images reuse
+_MAX_FILES = 4096  # entries in the table of a user: files of 7 bytes, which later images reuse
 _MAX_PID_DISTANCE = 64  # libfuse forks the server, so the server's PID follows the PID of the started process
 _SERVER_TIMEOUT_S = 2.0  # for a server that another start starts, which takes 0.2 s on a busy node
 _TICK_S = 0.001
@@ -36,7 +36,7 @@ _FUSE_DEVICE = os.makedev(10, 229)
 
 
 class Entry:
-    """The entry of an image file: its running server, or the lock for a new server.
+    """The entry of an image in the table: its running server, or the lock for a new server.
 
     ``pidfd`` is the running server. ``lock`` is the descriptor that a new server must inherit. Each may be -1.
     """
@@ -71,7 +71,7 @@ class Entry:
         return linux.pidfd_getfd(self.pidfd, self._device)
 
     def note(self, pid: int) -> None:
-        """Record the first PID that the new server can have, and leave the lock to the server."""
+        """Write the first PID that the new server can have into the entry, and leave the lock to the server."""
         with Fd(self.lock) as lock:
             self.lock = -1
             try:
@@ -81,7 +81,7 @@ class Entry:
 
 
 def find(image: str, offset: int, scratch: str) -> Entry | None:
-    """Return the entry of the image at ``offset`` of a file, or None if its server cannot be shared.
+    """Return the entry of the image at ``offset`` of the file ``image``, or None if its server cannot be shared.
 
     Call this before this process enters a namespace.
     """
@@ -173,7 +173,7 @@ def _device(pid: int, state: os.stat_result) -> int:
     """Return the descriptor of /dev/fuse in ``pid``, or -1 if ``pid`` is not the server of the file. Raises OSError.
 
     The server has the file open. It is root of a user namespace directly below this process's user namespace. No
-    program in a container is root of such a namespace: namespaces.nest().
+    program in a container is root of such a namespace (see namespaces.nest()).
     """
     from fcntl import ioctl
 

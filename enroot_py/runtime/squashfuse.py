@@ -44,19 +44,20 @@ class Server:
 
     Create the server in a mount namespace that this process leaves later: the server stays there, and so keeps no mount
     of the container in use. The server starts while the caller continues. It ends with the FUSE connection, which the
-    kernel ends with the last process of the container. Containers of one image file may share a server: sharing.py.
+    kernel closes with the last mount: when no process of a container that uses it is left. Containers of one image may
+    share a server (sharing.py).
     """
 
     def __init__(
         self, image: str, opened: int = -1, *, superuser: bool = False, offset: int = 0, entry: Entry | None = None
     ) -> None:
-        """Start the server, or join the server of ``entry``.
+        """Start a server, or join the running server of ``entry`` (see sharing.py).
 
         Raises ImageError if no FUSE server is installed, NamespaceError if /dev/fuse cannot be opened.
 
         The image begins at ``offset`` of its file. A new server is recorded in ``entry``. ``opened`` is the descriptor
         of a squashfs file that is mounted as data (data.py), or -1. For a ``superuser``, files keep their owners, and
-        the kernel checks modes in data too. For other users, all files belong to the user, as in an unpacked image.
+        the kernel checks modes also in data. For other users, all files belong to the user, as in an unpacked image.
         """
         self._note(image, is_root=opened < 0)
         self._lifeline = hostfiles.lifelines.get(image, -1)
@@ -83,7 +84,7 @@ class Server:
 
     @classmethod
     def mounted(cls, image: str, mount: int) -> Server:
-        """Return the running server of a detached mount."""
+        """Return a Server for ``mount``, the detached mount of a server that runs already."""
         self = cls.__new__(cls)
         self._note(image, is_root=True)
         self._mount, self._starter, self._lifeline = Fd(mount), 0, -1
@@ -124,7 +125,7 @@ class Server:
             raise self.failure
 
     def await_start(self) -> None:
-        """Wait until the server runs. Store a failure for ``wait``."""
+        """Wait until the server runs. Store a failure for wait()."""
         starter, self._starter = self._starter, 0
         if not starter:
             return
@@ -150,7 +151,7 @@ class Server:
     def read_ahead(self, root: int, program: str, search: str) -> None:
         """Make the server decompress a program while this process continues.
 
-        Otherwise execve(2) would wait for each page. For a dynamic program, also decompress the loader and the C
+        Without this, execve(2) would wait for each page. For a dynamic program, also decompress the loader and the C
         library beside the loader. ``search`` is the PATH.
         """
         for directory in ("",) if "/" in program else search.split(":"):
@@ -167,7 +168,7 @@ class Server:
 
 
 def why(error: BaseException) -> ImageError | None:
-    """Return the failure of the mounted image if it explains ``error``, else None."""
+    """Return an error of the mounted image or its server if that explains ``error``, else None."""
     seen: BaseException | None = error
     while seen is not None and not isinstance(seen, OSError):
         seen = seen.__cause__ or seen.__context__
@@ -333,7 +334,7 @@ def _takes_owner(program: str) -> bool:
 
 
 def open_device(instead: str) -> Fd:
-    """Open /dev/fuse. Call this in the user namespace that mounts: fuse(4). Raises NamespaceError.
+    """Open /dev/fuse, in the user namespace that mounts the file system (see fuse(4)). Raises NamespaceError.
 
     ``instead`` is for the hint: a command or setting that works without /dev/fuse.
     """

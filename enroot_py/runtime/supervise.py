@@ -1,4 +1,4 @@
-"""Run a program in a child process, forward signals to it, and let it keep capabilities."""
+"""Run a program in a child process, forward signals to the child, and let the program keep capabilities."""
 
 from __future__ import annotations
 
@@ -78,10 +78,10 @@ def wait(child: int) -> int:
 
 
 def guard(timeout_s: float | None) -> int:
-    """Continue this process in a grandchild, and return 0 there. Here, return the child between the two, for wait().
+    """Start a child and a grandchild. Return 0 in the grandchild, and the PID of the child in this process, for wait().
 
-    The child is c_shims/programs/guard.c. When this process has ended, or after ``timeout_s`` seconds, the child kills
-    the grandchild and all processes that the grandchild has started. Raises OSError.
+    The grandchild is a fork of this process. The child runs penroot-guard: when this process has ended, or after
+    ``timeout_s`` seconds, it kills the grandchild and all processes that the grandchild has started. Raises OSError.
     """
     mask = pthread_sigmask(SIG_BLOCK, signals.CATCHABLE)
     lifetime, held = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)  # only this process keeps ``held`` open
@@ -146,7 +146,7 @@ def ignores_default(child: int, number: int) -> bool:
 
 
 def keep_capabilities() -> None:
-    """Pass this process's capabilities on to the program that it executes: capabilities(7), "ambient"."""
+    """Pass this process's capabilities on to the program that it executes (ambient set, capabilities(7))."""
     permitted = linux.capget_permitted()
     linux.capset(permitted, permitted, permitted)
     for capability in range(permitted.bit_length()):

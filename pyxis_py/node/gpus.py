@@ -1,9 +1,11 @@
 """Renumber the GPUs of a task for a container that sees only some GPUs of the node.
 
-Without ConstrainDevices, Slurm numbers all GPUs of the node, but CUDA, ROCm and Level Zero number only the GPUs that
-they can open. AMD's HIP and OpenCL number only the GPUs in ROCR_VISIBLE_DEVICES, but Slurm sets their own variables to
-the same numbers as ROCR_VISIBLE_DEVICES. Sources: gres.conf(5); CUDA C++ Programming Guide, "CUDA Environment
-Variables"; ROCm, "GPU isolation techniques"; Level Zero, core programming guide, "Affinity Mask".
+Without ConstrainDevices, Slurm counts all GPUs of the node in CUDA_VISIBLE_DEVICES and similar variables. But CUDA,
+ROCm and Level Zero count only the GPUs that they can open. AMD's HIP and OpenCL count only the GPUs in
+ROCR_VISIBLE_DEVICES, but Slurm sets their own variables to the same numbers as ROCR_VISIBLE_DEVICES.
+
+Sources: gres.conf(5); CUDA C++ Programming Guide, "CUDA Environment Variables"; ROCm, "GPU isolation techniques"; Level
+Zero, core programming guide, "Affinity Mask".
 """
 
 from __future__ import annotations
@@ -19,10 +21,10 @@ _OF_SLURM = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", _FIRST, "ZE_AFFINITY_
 
 
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
-    """Return the GPU variables of a task, renumbered by position in PENROOT_GPUS, the GPUs of the container.
+    """Return the GPU variables of a task that must change: each GPU becomes its position in PENROOT_GPUS.
 
-    Variables of the image stay. A task that has none of these GPUs keeps its variables: its step has attached to the
-    container of another step.
+    PENROOT_GPUS lists the container's GPUs. ``image`` is the container's environment: its variables do not change. A
+    task that has none of these GPUs keeps its variables, because its step has joined the container of another step.
     """
     of_container = image["PENROOT_GPUS"].split(",")
     uses_rocr = image.get("PENROOT_GPU_KIND") == "amd.com/gpu" and bool(task.environ.get(_FIRST))

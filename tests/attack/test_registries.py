@@ -108,7 +108,7 @@ def test_ambiguous_realm_gets_no_password(user: User, form: str) -> None:
         assert "Traceback" not in done.stderr and SECRET not in done.stderr
 
 
-@pytest.mark.parity("tokens from another host")
+@pytest.mark.parity("tokens may come from another host")
 @pytest.mark.security("G1")
 def test_token_for_another_registry_is_not_fetched(user: User) -> None:
     """A registry names the token server of another registry, to get a token for a repository there."""
@@ -131,7 +131,7 @@ def test_password_goes_to_no_token_server_on_another_host(user: User) -> None:
         assert evil.logins == set()
 
 
-@pytest.mark.parity("tokens from another host")
+@pytest.mark.parity("tokens may come from another host")
 @pytest.mark.security("G1")
 def test_token_server_on_another_host_is_named_by_a_setting(user: User) -> None:
     """Not an attack: with GitLab, tokens come from another host than images."""
@@ -238,7 +238,7 @@ def test_settings_of_a_registry_hold_for_each_spelling(user: User) -> None:
         assert "registries.conf:1: '010.0.0.1' is not a registry" in user.penroot("digest", gone.uri, status=1).stderr
 
 
-@pytest.mark.parity("URI: docker://USER:PASSWORD@...")
+@pytest.mark.parity("URI: docker://USER:PASSWORD@... is a login for this command only")
 @pytest.mark.security("G6")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_password_in_a_reference_is_used_and_kept_nowhere(user: User, basic: bool) -> None:

@@ -19,7 +19,7 @@ EXPORTS = ("--export=NONE", "--export=FOO=1", "--export=NIL", "--export=ALL")
 @pytest.mark.security("H4")
 @pytest.mark.parametrize("export", EXPORTS)
 def test_srun_forwards_the_variables_whatever_is_exported(lab: Lab, export: str) -> None:
-    """Before the fix, PYXIS_CONTAINER_IMAGE=... srun --export=NONE ran on the host, with status 0."""
+    """Regression: ``PYXIS_CONTAINER_IMAGE=... srun --export=NONE`` ran on the host, with status 0."""
     assert srun(lab, export, "/bin/sh", "-c", INSIDE, env=VARIABLE) == "container\n"
 
 
@@ -74,14 +74,14 @@ LONG = ",".join(f"/srv:/mnt/{number:07}" for number in range(7300))  # 131,399 b
 @pytest.mark.security("R7")
 @pytest.mark.parametrize("command", ["srun", "sbatch", "salloc"])
 def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str) -> None:
-    """Before the fix, a step with a long option ran, but Slurm could not execute spank/epilog and drained the node."""
-    # This value is too long for a command line, but not for a script's lines.
+    """Regression: a step with a long option ran, but then Slurm could not execute spank/epilog and drained the node."""
+    # This value is too long for an argument of a command, but a script's line can have it.
     script = f"#!/bin/sh\n#SBATCH --container-image=registry:5000/minimal:1\n#SBATCH --container-mounts={LONG}\ntrue\n"
     pathlib.Path(lab.root, "home/alice/long.sh").write_text(script)
     if command == "sbatch":
         done = lab.run(["sbatch", "-w", "n1", "long.sh"], check=False)
     else:
-        # Each value fits into an environment or command line by itself, but not with the longer name that Slurm adds.
+        # This value fits into one argument of a command, but not into Slurm's variable, whose name is longer.
         almost = LONG[:131_030]
         mounts = f"--container-mounts={almost.rpartition(',')[0]}"
         where = ["-w", "n1", f"--container-image={MINIMAL}", mounts, "true"]
@@ -95,7 +95,7 @@ def test_options_too_long_for_an_environment_are_refused(lab: Lab, command: str)
 
 @pytest.mark.security("R7")
 def test_a_variable_that_does_not_fit_is_refused(lab: Lab) -> None:
-    """The variable fits on the submit host, but its name is longer on the nodes."""
+    """The variable fits on the submit host, but not on the nodes, where the variable has a longer name."""
     value = LONG[:131_030].rpartition(",")[0]
     done = lab.run(["srun", *ON_N1, "true"], env={**VARIABLE, "PYXIS_CONTAINER_MOUNTS": value}, check=False)
     assert done.returncode != 0

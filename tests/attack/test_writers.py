@@ -109,7 +109,7 @@ def test_unnamed_containers_on_a_shared_data_path(shared_home: Lab) -> None:
     until(lambda: not entries(shared_home), "the containers are removed")
 
 
-@pytest.mark.parity("--container-name: kept between steps")
+@pytest.mark.parity("--container-name: the container is kept between steps")
 @pytest.mark.security("U9")
 def test_named_containers_where_nodes_share_the_data_path(shared_home: Lab) -> None:
     """Before the fix, two named containers silently shared one upper directory."""

@@ -124,7 +124,11 @@ def test_arguments_behind_the_command_are_its_own(user: User, bundle: pathlib.Pa
 
 
 @pytest.mark.parity(
-    "bundle --checksum", "bundle --desc", "NAME.run --info", "NAME.run --verify", "the image's compression"
+    "bundle --checksum",
+    "bundle --desc",
+    "NAME.run --info",
+    "NAME.run --verify",
+    "the bundle keeps the image's compression",
 )
 def test_info_and_verify(user: User, bundle: pathlib.Path) -> None:
     info = dict(line.split(": ", 1) for line in run(user, bundle, "--info").stdout.splitlines())
@@ -271,7 +275,7 @@ def children(pid: int) -> list[int]:
     return descendants
 
 
-@pytest.mark.parity("SOURCE_DATE_EPOCH: the same bytes", "SOURCE_DATE_EPOCH")
+@pytest.mark.parity("SOURCE_DATE_EPOCH: bundling the same image again writes the same bytes", "SOURCE_DATE_EPOCH")
 def test_same_image_and_epoch_give_the_same_bytes(user: User, bundle: pathlib.Path) -> None:
     first = bundle.read_bytes()
     user.penroot("bundle", "-f", "-c", "-d", 'It\'s a "test"', "box.sqsh", env={"SOURCE_DATE_EPOCH": "0"})
@@ -313,7 +317,7 @@ def test_bundle_contains_settings_of_features(user: User, bundle: pathlib.Path) 
     assert [json.loads(line)["event"] for line in events.read_text().splitlines()] == ["start", "start"]
 
 
-@pytest.mark.parity("the image's compression")
+@pytest.mark.parity("the bundle keeps the image's compression")
 def test_unknown_compressions_are_converted(user: User, rootfs: pathlib.Path) -> None:
     image = user.home / "box.sqsh"
     subprocess.run(["mksquashfs", rootfs, image, "-all-root", "-quiet", "-no-progress", "-comp", "lzo"], check=True)
@@ -323,7 +327,7 @@ def test_unknown_compressions_are_converted(user: User, rootfs: pathlib.Path) ->
     assert user.run("./box.run", "id", "-u").stdout == f"{UID}\n"
 
 
-@pytest.mark.parity("free space is checked")
+@pytest.mark.parity("the free space is checked before the bundle unpacks")
 def test_too_little_space_is_reported(user: User, bundle: pathlib.Path) -> None:
     mount = f"mount -t tmpfs -o size=1m,mode=1777 tmpfs {user.home}/tmp"
     command = ["env", f"PATH={few_tools(user)}", f"TMPDIR={user.home}/tmp", str(bundle), "true"]
@@ -341,7 +345,7 @@ def in_own_mounts(user: User, mounts: str, command: list[str], **env: str) -> su
     return user.run(*command, env=env, cwd=pathlib.Path("/"), prefix=prefix, status=None)
 
 
-@pytest.mark.parity("free space is checked")
+@pytest.mark.parity("the free space is checked before the bundle unpacks")
 @pytest.mark.parametrize(
     ("options", "why"),
     [
@@ -428,7 +432,7 @@ def test_bundle_contains_python_hooks_of_the_site(user: User, image: pathlib.Pat
     assert user.run("./box.run", "sh", "-c", "echo $SITE").stdout == "1\n"
 
 
-@pytest.mark.parity("no Python, no squashfs tools, no C library needed")
+@pytest.mark.parity("the host needs no Python, squashfs tools or C library")
 def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
     tools = pathlib.Path(few_tools(user))
     for name in NEEDED[1:]:
@@ -444,7 +448,7 @@ def test_missing_programs_are_named(user: User, bundle: pathlib.Path) -> None:
     assert "set ENROOT_TEMP_PATH" in done.stderr
 
 
-@pytest.mark.parity("NAME.run --verify", "no Python, no squashfs tools, no C library needed")
+@pytest.mark.parity("NAME.run --verify", "the host needs no Python, squashfs tools or C library")
 def test_on_a_host_that_is_only_busybox(user: User, bundle: pathlib.Path) -> None:
     """The host has only busybox, without a C library, Python or squashfuse. A bundle runs there."""
     require(os.geteuid() == 0, "making such a host needs root")
@@ -514,7 +518,7 @@ def test_bundle_hooks_find_the_functions_of_enroot(user: User, image: pathlib.Pa
     assert "[INFO] from the hook" in done.stderr
 
 
-@pytest.mark.parity("extended attributes of users")
+@pytest.mark.parity("the bundle keeps extended attributes user.*")
 def test_extended_attributes_are_extracted(user: User, rootfs: pathlib.Path) -> None:
     os.setxattr(rootfs / "bin/busybox", "user.note", b"kept")
     user.penroot("export", "box", env={"ENROOT_SQUASH_OPTIONS": "-comp zstd"})
@@ -523,7 +527,7 @@ def test_extended_attributes_are_extracted(user: User, rootfs: pathlib.Path) -> 
     assert os.getxattr(user.home / "box/bin/busybox", "user.note") == b"kept"
 
 
-@pytest.mark.parity("cgroups of the step; GPUs and HCAs")
+@pytest.mark.parity("the container sees its cgroup, and gets GPUs and HCAs")
 def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
     """A bundle shows the container its cgroup, as penroot start does."""
     user.penroot("create", "-n", "same", str(user.home / "box.sqsh"))
@@ -549,7 +553,7 @@ def test_own_cgroup_is_shown(user: User, bundle: pathlib.Path) -> None:
             time.sleep(0.1)
 
 
-@pytest.mark.parity("cgroups of the step; GPUs and HCAs")
+@pytest.mark.parity("the container sees its cgroup, and gets GPUs and HCAs")
 def test_devices_of_the_host(user: User, image: pathlib.Path) -> None:
     """A bundle runs the hooks for GPUs and HCAs, and includes the site's mounts.d."""
     host = become(user, fakehost.dgx_a100(user.home / "dgx"))

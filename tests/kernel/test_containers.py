@@ -26,14 +26,16 @@ MISTAKES = "nonsense|list -x|create|create /no/such.sqsh|remove|batch|cache|cach
 MISTAKES += "exec --root box true|help nonsense|rm box"
 
 
-@pytest.mark.parity("--output x and --output=x mean the same", "long options as --x v and --x=v", "create --name")
+@pytest.mark.parity(
+    "--output x and --output=x mean the same", "long options: --x VALUE and --x=VALUE are the same", "create --name"
+)
 @pytest.mark.parametrize("option", [("--name", "two"), ("--name=two",), ("-n", "two"), ("-ntwo",)])
 def test_name_option_in_every_form(user: User, image: pathlib.Path, option: tuple[str, ...]) -> None:
     user.penroot("create", *option, str(image))
     assert names(user) == ["box", "two"]
 
 
-@pytest.mark.parity("create: a name has no '/'")
+@pytest.mark.parity("create: a name may not contain '/' or begin with '.'")
 @pytest.mark.parametrize("name", ["a/b", "..", ".", ".hidden", "x" * 256])
 def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> None:
     assert "not a container name" in user.penroot("create", "-n", name, str(image), status=1).stderr
@@ -41,7 +43,7 @@ def test_names_are_file_names(user: User, image: pathlib.Path, name: str) -> Non
 
 @pytest.mark.parity(
     "directories without access or write permission can be unpacked",
-    "create: extended attributes of users",
+    "create: keeps extended attributes user.*",
     "remove: directories without permissions",
     "read-only and closed directories",
 )
@@ -89,7 +91,7 @@ def test_remove_asks(user: User, rootfs: pathlib.Path) -> None:
     assert names(user) == []
 
 
-@pytest.mark.parity("remove of a running container")
+@pytest.mark.parity("remove: a running container is refused")
 def test_running_container_is_not_removed_or_replaced(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
     user.penroot("create", "-n", "idle", str(image))
     words = ("penroot", "start", "--rw", "box", "sh", "-c", "echo up; read line; cat /etc/environment")
@@ -164,7 +166,7 @@ def test_an_image_goes_to_stdout_but_to_no_terminal(user: User, rootfs: pathlib.
     assert not (user.home / "-").exists()
 
 
-@pytest.mark.parity("export or save to a directory deletes nothing", "export -o ./ deletes nothing")
+@pytest.mark.parity("export or save to a directory deletes nothing", "export -o DIRECTORY deletes nothing")
 @pytest.mark.parametrize("output", ["./", "/", ".", "no/such/dir/x.sqsh", 256 * "x"])
 def test_export_to_a_directory_deletes_nothing(user: User, rootfs: pathlib.Path, output: str) -> None:
     before = sorted(os.listdir(user.home))
@@ -252,7 +254,14 @@ def test_a_truncated_image_makes_no_container(user: User, image: pathlib.Path) -
     assert names(user) == ["box"]
 
 
-@pytest.mark.parity("no arguments", "help", "unknown command", "--help", "an unknown option", "version")
+@pytest.mark.parity(
+    "without arguments, penroot prints the usage and exits with 1",
+    "help",
+    "an unknown verb: penroot exits with 1",
+    "--help",
+    "an unknown option",
+    "version",
+)
 @pytest.mark.parametrize(
     ("arguments", "status"),
     [
@@ -276,7 +285,7 @@ def test_exit_statuses(user: User, arguments: tuple[str, ...], status: int) -> N
         assert done.stdout
 
 
-@pytest.mark.parity("info: version")
+@pytest.mark.parity("info: shows the version")
 def test_info_says_where_each_value_comes_from(user: User) -> None:
     conf = user.write("etc/enroot.conf", "ENROOT_MAX_CONNECTIONS 7\nENROOT_SITE_THING $(id -u)\n")
     yaml = user.write("etc/penroot.yaml", "# the clean form\nconnect_timeout: 8\n")
@@ -302,7 +311,7 @@ def test_python_files_of_the_user_are_not_run(user: User, rootfs: pathlib.Path, 
     assert user.penroot("list", env=env, cwd=user.home).stdout == "box\n"
 
 
-@pytest.mark.parity("completion of every verb")
+@pytest.mark.parity("completion covers every verb and option, and the names of containers and images")
 @pytest.mark.parametrize(
     ("words", "expected"),
     [
@@ -326,7 +335,7 @@ def test_completion(user: User, image: pathlib.Path, words: str, expected: set[s
     assert {line.partition(",")[2] for line in out.splitlines()} == expected
 
 
-@pytest.mark.parity("completion of every verb")
+@pytest.mark.parity("completion covers every verb and option, and the names of containers and images")
 def test_every_verb_completes(user: User) -> None:
     env = {"_PENROOT_COMPLETE": "bash_complete", "COMP_WORDS": "penroot ", "COMP_CWORD": "1"}
     out = user.penroot(env=env).stdout

@@ -323,7 +323,7 @@ def test_parts_of_others_are_hidden_in_the_hosts_dev(
         assert set(out.split()) == expected, visible
 
 
-@pytest.mark.parity("99-mellanox: uverbs")
+@pytest.mark.parity("99-mellanox: adds uverbs, rdma_cm, umad and issm")
 def test_sysfs_shows_the_chosen_hcas(user: User, dgx: FakeHost, box: pathlib.Path) -> None:
     script = "ls /sys/class/infiniband /sys/class/infiniband_mad; cat /sys/class/infiniband_verbs/uverbs*/ibdev"
     out = user.start("box", "sh", "-c", script, env={"MELLANOX_VISIBLE_DEVICES": "2,0"})

@@ -27,11 +27,25 @@ def results() -> Iterator[dict[str, Future[list[str]]]]:
 @pytest.mark.parity(
     "start NAME", "start --root", "start --conf", "start --rc SCRIPT", "start --uts", "ENROOT_ROOTFS_WRITABLE"
 )
-@pytest.mark.parity("batch CONFIG", "batch as shebang", "ENROOT_ROOTFS", "rc() of a configuration script")
+@pytest.mark.parity(
+    "batch CONFIG",
+    "batch: the first line of CONFIG may make CONFIG a program",
+    "ENROOT_ROOTFS",
+    "rc() of a script of --conf runs in place of /etc/rc",
+)
 @pytest.mark.parity("create IMAGE", "create --force", "remove --force", "list", "list -f", "ENROOT_FORCE_OVERRIDE")
-@pytest.mark.parity("fstab: x-create=dir", "fstab: ${VAR}", "mounts of the command line", "ENROOT_CONFIG_PATH")
-@pytest.mark.parity("environ.d: ${VAR} of the caller", "hooks.d/*.sh", "one user, as itself or as root")
-@pytest.mark.parity("exit status of the command in the container", "NAME.run --conf", "NAME.run --rc")
+@pytest.mark.parity(
+    "fstab: x-create=dir",
+    "fstab: ${VAR}",
+    "--mount: accepts ':' between the fields of an fstab line",
+    "ENROOT_CONFIG_PATH",
+)
+@pytest.mark.parity(
+    "environ.d: ${VAR} is replaced by the caller's value",
+    "hooks.d/*.sh",
+    "a user namespace maps one user, to itself or to root",
+)
+@pytest.mark.parity("penroot exits with the status of the command in the container", "NAME.run --conf", "NAME.run --rc")
 @pytest.mark.parametrize("transcript", transcripts(), ids=lambda transcript: transcript.path.stem)
 def test_lines(transcript: Transcript, results: dict[str, Future[list[str]]]) -> None:
     for line, out in zip(transcript.lines, results[transcript.path.stem].result(), strict=True):

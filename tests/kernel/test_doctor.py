@@ -26,7 +26,7 @@ def hiding(*programs: str) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-ec", hide + 'exec "$@"', "sh")
 
 
-@pytest.mark.parity("doctor: problems and their fixes")
+@pytest.mark.parity("doctor (new): reports problems with their fixes")
 def test_this_machine_runs_containers(user: User, image: pathlib.Path) -> None:
     assert user.start(str(image), "echo", "it runs") == "it runs\n"
     out = user.penroot("doctor").stdout
@@ -35,7 +35,7 @@ def test_this_machine_runs_containers(user: User, image: pathlib.Path) -> None:
     assert f"images are stored in {user.home}/cache" in out
 
 
-@pytest.mark.parity("doctor: problems and their fixes")
+@pytest.mark.parity("doctor (new): reports problems with their fixes")
 def test_doctor_has_a_fix_for_each_missing_program(user: User, image: pathlib.Path) -> None:
     require(os.geteuid() == 0, "only root can hide programs from a user")
     hide = hiding("/usr/bin/squashfuse", "/usr/bin/squashfuse_ll", "/usr/bin/mksquashfs")
@@ -56,7 +56,7 @@ def mounted(*mounts: str) -> tuple[str, ...]:
     return ("unshare", "--mount", "sh", "-ec", "".join(f"mount {mount}; " for mount in mounts) + 'exec "$@"', "sh")
 
 
-@pytest.mark.parity("doctor: problems and their fixes")
+@pytest.mark.parity("doctor (new): reports problems with their fixes")
 def test_limits_of_this_kernel_are_read(user: User) -> None:
     require(os.geteuid() == 0, "only root can cover settings of the kernel")
     low = user.write("low", "5\n")

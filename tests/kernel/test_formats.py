@@ -33,7 +33,11 @@ def unpacked(user: User, image: pathlib.Path) -> pathlib.Path:
     return target
 
 
-@pytest.mark.parity("ENROOT_ALLOW_HTTP", "penroot makes the same image as enroot", "/etc/rc: provenance")
+@pytest.mark.parity(
+    "ENROOT_ALLOW_HTTP",
+    "penroot makes the same image as enroot",
+    "/etc/rc: comments name the image's source and labels",
+)
 @pytest.mark.parametrize("name", CONFIGS)
 def test_import_writes_what_enroot_writes(user: User, name: str) -> None:
     require(shutil.which("mksquashfs"), "squashfs-tools is not installed")
@@ -90,12 +94,16 @@ def check_what_runs(user: User, target: str) -> None:
     assert user.start("--rc", str(script), target) == "b c||a=b\nwritable\n"
 
 
-@pytest.mark.parity("an image is a squashfs file", "/etc/rc: working directory")
+@pytest.mark.parity(
+    "an image is a squashfs file", "/etc/rc: starts the entrypoint and command in the working directory"
+)
 def test_image_of_enroot_starts(user: User, enroots: pathlib.Path) -> None:
     check_what_runs(user, str(enroots))
 
 
-@pytest.mark.parity("create: extended attributes of users", "an image is a squashfs file", "a container is a directory")
+@pytest.mark.parity(
+    "create: keeps extended attributes user.*", "an image is a squashfs file", "a container is a directory"
+)
 def test_create_makes_the_same_container_as_enroot(user: User, enroots: pathlib.Path) -> None:
     user.penroot("create", "-n", "made", str(enroots))
     check_what_runs(user, "made")
@@ -139,7 +147,7 @@ def test_container_of_enroot_is_used_and_exported(user: User, tree: pathlib.Path
     check_what_runs(user, "again")
 
 
-@pytest.mark.parity("/etc/fstab: volumes")
+@pytest.mark.parity("/etc/fstab: volumes of the image are mounted, and created if missing")
 def test_missing_volume_is_created(user: User, tree: pathlib.Path) -> None:
     (tree / "data").rmdir()
     script = user.home / "rc"

@@ -31,7 +31,7 @@ def explained(user: User, *arguments: str, **env: str) -> list[str]:
     return [" ".join(line.replace(f"{user.home}/", "").split()) for line in lines]
 
 
-@pytest.mark.parity("hooks: a hook that a site has edited or switched off")
+@pytest.mark.parity("hooks: a site can replace a hook, or switch it off")
 def test_edited_hooks_of_the_site_replace_ours(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, bashhooks.LIKE_ENROOTS | bashhooks.LIKE_PYXIS)
     names = sorted([*bashhooks.LIKE_ENROOTS, *bashhooks.LIKE_PYXIS])
@@ -47,7 +47,7 @@ def test_edited_hooks_of_the_site_replace_ours(user: User, rootfs: pathlib.Path,
     assert "hook etc/hooks.d/50-slurm-pmi.sh" in lines
 
 
-@pytest.mark.parity("hooks: by name")
+@pytest.mark.parity("hooks: run in the order of their names")
 def test_hooks_of_both_languages_run_in_one_order(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     python = "def run(c):\n    c.environ['RAN'] = (c.environ.get('RAN', '') + ' ' + __file__[-7:-3]).strip()\n"
     for name in ("20-b", "40-d", "50-e"):
@@ -59,7 +59,7 @@ def test_hooks_of_both_languages_run_in_one_order(user: User, rootfs: pathlib.Pa
     assert out == "10-a 20-b 30-c 40-d 50-e 50-e 60-f 00-u\n"
 
 
-@pytest.mark.parity("hooks: by name")
+@pytest.mark.parity("hooks: run in the order of their names")
 def test_hooks_see_what_earlier_hooks_wrote(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     (site / "20-b.py").write_text(
         "def run(c):\n    assert c.environ.pop('GONE') == '1'\n    assert c.environ['QUOTED'] == 'a b'\n"
@@ -94,7 +94,7 @@ def test_hook_can_change_the_command_script(user: User, rootfs: pathlib.Path, si
     assert user.start(image, "/etc/rc.local") == etc.RC_LOCAL
 
 
-@pytest.mark.parity("exports of a configuration script reach hooks")
+@pytest.mark.parity("variables that a script of --conf exports reach hooks")
 @pytest.mark.parametrize("vendor", ["MELLANOX", "NVIDIA"])
 @pytest.mark.parametrize("source", ["hook", "environ()", "export"])
 def test_hooks_use_the_devices_that_others_selected(
@@ -117,13 +117,13 @@ def test_hooks_use_the_devices_that_others_selected(
     assert "asked for 7777" in user.penroot("start", "-c", str(conf), "box", "true", status=1).stderr
 
 
-@pytest.mark.parity("hooks: by name")
+@pytest.mark.parity("hooks: run in the order of their names")
 def test_selection_by_a_hook_reaches_our_hook(user: User, rootfs: pathlib.Path, site: pathlib.Path) -> None:
     bashhooks.write(site, {"50-choose": 'echo MELLANOX_VISIBLE_DEVICES=7777 >> "${ENROOT_ENVIRON}"\n'})
     assert "MELLANOX_VISIBLE_DEVICES=7777: no device" in user.penroot("start", "box", "true", status=1).stderr
 
 
-@pytest.mark.parity("exports of a configuration script reach hooks")
+@pytest.mark.parity("variables that a script of --conf exports reach hooks")
 def test_hooks_get_settings_that_a_configuration_exports(user: User, rootfs: pathlib.Path) -> None:
     (user.home / "mine").touch()
     conf = user.write("box.conf", "export ENROOT_MOUNT_HOME=y\n")
@@ -159,7 +159,7 @@ def known_original(user: User, site: pathlib.Path, name: str, text: str) -> path
     return program
 
 
-@pytest.mark.parity("hooks: a hook that a site has edited or switched off")
+@pytest.mark.parity("hooks: a site can replace a hook, or switch it off")
 @pytest.mark.parametrize("name", ["10-shadow", "50-sharp"])
 def test_unedited_hook_of_enroot_is_replaced(user: User, rootfs: pathlib.Path, site: pathlib.Path, name: str) -> None:
     main = known_original(user, site, name, "exit 1\n")
@@ -172,7 +172,7 @@ def test_unedited_hook_of_enroot_is_replaced(user: User, rootfs: pathlib.Path, s
     assert f"hook {site}/{name}.sh failed" in stderr
 
 
-@pytest.mark.parity("hooks: a hook that a site has edited or switched off")
+@pytest.mark.parity("hooks: a site can replace a hook, or switch it off")
 @pytest.mark.parametrize("kind", ["empty", "null", "not executable", "py"])
 def test_hook_is_switched_off(user: User, rootfs: pathlib.Path, site: pathlib.Path, kind: str) -> None:
     off = site / ("10-shadow.py" if kind == "py" else "10-shadow.sh")

@@ -720,7 +720,7 @@ def credentials(user: User, host: str, name: str, password: str) -> None:
     user.write(".config/enroot/.credentials", f"machine {host} login {name} password {password}\n", 0o600)
 
 
-@pytest.mark.parity("basic and bearer authentication")
+@pytest.mark.parity("basic and bearer authentication work")
 @pytest.mark.parametrize("basic", [True, False], ids=["basic", "token"])
 def test_login_from_the_credentials_file(user: User, registry: Server, basic: bool) -> None:
     credentials(user, "127.0.0.1", "me", "secret")
@@ -745,7 +745,7 @@ def test_refused_login_names_its_source_without_secret(user: User, registry: Ser
         assert "no password of 'you'" in done.stderr
 
 
-@pytest.mark.parity("basic and bearer authentication")
+@pytest.mark.parity("basic and bearer authentication work")
 def test_anonymous_token(user: User, registry: Server) -> None:
     """The registry gives a token to users without a login."""
     with faulty(registry.host, login=Login({"": ""})) as front:
@@ -980,7 +980,7 @@ esac
         assert "docker-credential-test is not in PATH" in done.stderr and "401" in done.stderr
 
 
-@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command)")
+@pytest.mark.parity(".credentials: a password may be $VARIABLE or $(command)")
 def test_login_from_a_command_of_the_credentials_file(user: User, registry: Server) -> None:
     credentials(user, "127.0.0.1", "me", "$(cat $HOME/secret; true)")
     (user.home / "secret").write_text("secret\n")

@@ -71,7 +71,7 @@ def test_a_login_that_the_registry_refuses_is_not_kept(user: User, front: Faulty
 @pytest.mark.parity("login: not stored if the registry refuses it or cannot be asked")
 @pytest.mark.security("G2")
 def test_unknown_token_server_gets_no_password(user: User, tmp_path: pathlib.Path) -> None:
-    """The registry names a token server that no setting names, and that gives everyone a token."""
+    """The registry refers to a token server that gives everyone a token and is not in penroot's registries.conf."""
     with (
         serve(tmp_path / "registry") as server,
         faulty(server.host, bind="127.0.0.2", login=Login({"": ""})) as other,
@@ -172,7 +172,7 @@ HELPERS = {
     "none": "#!/bin/sh\necho credentials not found in native keychain; exit 1\n",
     "broken": "#!/bin/sh\necho 'the keyring is locked'; exit 2\n",
 }
-# Situation -> (registries.conf, JSON keys of auth.json beside the login of user "file", the user whose login is used).
+# Situation -> (registries.conf, further keys of auth.json, expected user). auth.json also has a login of user "file".
 HELPED: dict[str, tuple[str, dict[str, object], str]] = {
     "no helper": ("", {}, "file"),
     "a comment": ("# credential-helpers = ['one']", {}, "file"),
@@ -206,22 +206,22 @@ def test_credential_helpers_mean_the_same_to_skopeo(user: User, front: Faulty, s
 
 
 def check_login(
-    user: User, front: Faulty, repository: str, name: str, others: tuple[str, ...], env: dict[str, str]
+    user: User, front: Faulty, repository: str, name: str, candidates: tuple[str, ...], env: dict[str, str]
 ) -> None:
     """Check that skopeo and penroot log in as ``name``, or without a login if ``name`` is "".
 
-    The registry accepts only one of the users ``others`` at a time.
+    For each user in ``candidates`` in turn, the registry accepts only this user. Only ``name`` must get in.
     """
     done = user.run("skopeo", "login", "--get-login", f"{front.host}/{repository}", env=env, status=None)
     assert front.login and done.stdout.strip() == name, done.stderr
-    for other in others:
-        front.login.users = {other: SECRET}
+    for candidate in candidates:
+        front.login.users = {candidate: SECRET}
         stderr = user.penroot("digest", f"docker://{front.host}#{repository}", env=env, status=1).stderr
         assert stderr.count("[ERROR]") == 1 and "Traceback" not in stderr
-        assert (f"has no repository {repository}" in stderr) == (other == name), stderr
+        assert (f"has no repository {repository}" in stderr) == (candidate == name), stderr
 
 
-# Situation -> (repository, JSON key in auth.json -> user of its login, the user whose login is used).
+# Situation -> (repository, {key in auth.json: user of the login under this key}, expected user).
 KEYED: dict[str, tuple[str, dict[str, str], str]] = {
     "host": ("team/x", {"HOST": "one"}, "one"),
     "repository": ("team/x", {"HOST": "one", "HOST/team": "two", "HOST/team/x": "three"}, "three"),

@@ -410,7 +410,7 @@ def test_log_lines_go_where_their_level_says(driver: Driver) -> None:
 # ---- a step on a node
 
 
-@pytest.mark.parity("one set-up for the tasks of a node")
+@pytest.mark.parity("all tasks of a step on a node share one container")
 @as_root
 def test_all_tasks_enter_one_container(driver: Driver) -> None:
     words = ("container-image=ok", "env=LANG=C", f"env=JOURNAL={driver.directory}/journal")
@@ -432,7 +432,7 @@ def test_all_tasks_enter_one_container(driver: Driver) -> None:
     assert sorted(verbs(driver.journal())) == ["verb finish", "verb join", "verb join", "verb join", "verb step"]
 
 
-@pytest.mark.parity("the process that sets a container up runs as the user")
+@pytest.mark.parity("the process that sets up a container runs as the user")
 @as_root
 def test_the_helper_is_the_user_and_inherits_nothing(driver: Driver) -> None:
     assert driver.run("stepd", 1, "container-image=ok", f"env=JOURNAL={driver.directory}/journal").returncode == 0
@@ -461,7 +461,7 @@ def test_user_gets_a_private_directory(driver: Driver) -> None:
     assert os.stat(f"{driver.directory}/run/pyxis").st_mode & 0o7777 == 0o755
 
 
-@pytest.mark.parity("sbatch: the script runs in the container")
+@pytest.mark.parity("sbatch: the script is mounted read-only at its own path")
 @as_root
 def test_a_batch_script_is_named(driver: Driver) -> None:
     script = "/var/spool/slurmd/job00007/slurm_script"
@@ -486,7 +486,7 @@ def test_a_step_without_image_or_name_is_left_alone(driver: Driver, words: tuple
     assert not os.path.exists(f"{driver.directory}/run")
 
 
-@pytest.mark.parity("one task reports the error")
+@pytest.mark.parity("if the set-up fails, one task reports the error")
 @as_root
 def test_one_task_reports_the_error_and_none_runs(driver: Driver) -> None:
     done = driver.run("stepd", 4, "container-image=step-error", f"env=JOURNAL={driver.directory}/journal")
@@ -514,7 +514,7 @@ def test_a_bad_workdir_is_named(driver: Driver) -> None:
     assert len(done.stderr.splitlines()) == 1
 
 
-@pytest.mark.parity("directories of a user have mode 0700", "a failing runtime_path or clean-up drains no node")
+@pytest.mark.parity("directories of a user have mode 0700", "a bad runtime_path or a failed clean-up drains no node")
 @as_root
 def test_impossible_runtime_path_fails_only_the_task(driver: Driver) -> None:
     """The error fails the tasks, and does not drain the node."""

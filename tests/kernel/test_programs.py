@@ -134,7 +134,7 @@ def test_passes_are_mounted_separately(user: User, ubuntu: pathlib.Path) -> None
     assert unshared(user, script) == "one\none\ntwo\n"
 
 
-@pytest.mark.parity("fstab: omitted fields")
+@pytest.mark.parity("fstab: omitted fields get default values")
 def test_fields_may_be_missing(user: User, ubuntu: pathlib.Path) -> None:
     script = """
         mkdir -p mine ubuntu$PWD/mine

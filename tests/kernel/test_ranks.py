@@ -52,7 +52,7 @@ def image(user: User, mpi: pathlib.Path) -> str:
     return str(squashed(user, mpi))
 
 
-@pytest.mark.parity("20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
+@pytest.mark.parity("20-mpi (new): ranks work under mpirun of Open MPI and under Hydra")
 @pytest.mark.parametrize("source", ["mpi", "image"])
 def test_mpirun_of_open_mpi(user: User, image: str, source: str) -> None:
     command = ("penroot", "start", *USR, image if source == "image" else source, "/opt/hello.openmpi")
@@ -71,7 +71,7 @@ def test_components_of_the_launcher(user: User, mpi: pathlib.Path) -> None:
     assert "sum 6" in done.stdout
 
 
-@pytest.mark.parity("20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
+@pytest.mark.parity("20-mpi (new): ranks work under mpirun of Open MPI and under Hydra")
 @pytest.mark.parametrize("more", [(), ("--root",)])
 def test_mpiexec_of_hydra(user: User, image: str, more: tuple[str, ...]) -> None:
     done = user.run(*HYDRA, "penroot", "start", *more, *USR, image, "/opt/hello.mpich")
@@ -91,7 +91,7 @@ def test_ranks_share_a_container_and_keep_their_own_variables(user: User, image:
     assert sorted(line[2] for line in lines) == ["0", "1", "2", "3"]
 
 
-@pytest.mark.parity("20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
+@pytest.mark.parity("20-mpi (new): ranks work under mpirun of Open MPI and under Hydra")
 def test_descriptors_of_pmi_stay_open(user: User, image: str) -> None:
     program = "import os, stat; print(stat.S_ISSOCK(os.fstat(int(os.environ['PMI_FD'])).st_mode))"
     for source, more in ((image, ()), ("mpi", ("--pid",)), (image, ("--pid",))):
@@ -102,7 +102,7 @@ def test_descriptors_of_pmi_stay_open(user: User, image: str) -> None:
 RANK = {"PMIX_RANK": "0", "PMIX_NAMESPACE": "job"}
 
 
-@pytest.mark.parity("ENROOT_MPI", "20-mpi (new): ranks of mpirun, of Open MPI and of Hydra")
+@pytest.mark.parity("ENROOT_MPI", "20-mpi (new): ranks work under mpirun of Open MPI and under Hydra")
 def test_variables_of_a_rank(user: User, rootfs: pathlib.Path) -> None:
     """A rank gets the variables of its MPI launcher, except those that name directories of the host's MPI."""
     odd = "a\n'b' \"$HOME\" \\ =ü"
@@ -134,7 +134,7 @@ def test_directory_of_the_launcher_is_there(user: User, rootfs: pathlib.Path) ->
     user.penroot("start", "box", "ls", f"{session}/file", env={**environ, "ENROOT_MPI": "no"}, status=1)
 
 
-@pytest.mark.parity("20-mpi (new): PMIx refuses root of a user namespace without MUNGE")
+@pytest.mark.parity("20-mpi (new): --root is refused if PMIx would refuse it because MUNGE is missing")
 def test_root_whom_pmix_would_refuse(user: User, rootfs: pathlib.Path) -> None:
     environ = {**RANK, "OMPI_COMM_WORLD_SIZE": "2", "PMIX_SECURITY_MODE": "native"}
     done = user.penroot("start", "--root", "box", "true", env=environ, status=1)

@@ -49,7 +49,9 @@ def test_32_bit_program(user: User, rootfs: pathlib.Path, bits: int) -> None:
     assert user.start("--root", "box", "calls") == f"0 0 0 0 0 {bits // 8}\n"
 
 
-@pytest.mark.parity("scripts of packages can change owners and groups", "apt-get install as root inside")
+@pytest.mark.parity(
+    "scripts of packages can change owners and groups", "apt-get install works as root in the container"
+)
 def test_package_scripts(user: User, rootfs: pathlib.Path) -> None:
     """The commands of packages' maintainer scripts work for root in a writable container."""
     script = (
@@ -96,7 +98,7 @@ def test_container_does_not_ignore_signals_that_python_ignores(user: User, rootf
     assert user.start("box", *command) == user.run(*command).stdout
 
 
-@pytest.mark.parity("a user beyond 2^31")
+@pytest.mark.parity("a user ID above 2^31 works")
 def test_a_user_beyond_2_31(user: User, rootfs: pathlib.Path) -> None:
     require(os.geteuid() == 0, "needs root to become another user")
     user.uid = 2**31 + 5

@@ -138,7 +138,7 @@ def test_transfer_that_takes_too_long_is_given_up(user: User) -> None:
 
 
 @pytest.mark.parity(
-    "ENROOT_LIBRARY_PATH", "ENROOT_VERSION", "hooks: executable ones only", "hooks have all capabilities"
+    "ENROOT_LIBRARY_PATH", "ENROOT_VERSION", "hooks: bash hooks must be executable", "hooks have all capabilities"
 )
 def test_hooks_of_the_site_get_the_variables_of_enroot(user: User, rootfs: pathlib.Path) -> None:
     hook = (
@@ -159,7 +159,7 @@ def test_hooks_of_the_site_get_the_variables_of_enroot(user: User, rootfs: pathl
     assert caps == (1 << last + 1) - 1
 
 
-@pytest.mark.parity("a wrong key or value is an error with file and line")
+@pytest.mark.parity("a wrong key or value is an error that names the file and line")
 @pytest.mark.parametrize("form", ["enroot.conf", "penroot.yaml"])
 def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -> None:
     text = "ENROOT_REMAP_ROOT yes\n" if form == "enroot.conf" else "remap_root: yes\n"
@@ -173,7 +173,7 @@ def test_a_site_configures_starts(user: User, rootfs: pathlib.Path, form: str) -
     assert user.penroot("info", status=1).stdout == ""
 
 
-@pytest.mark.parity("remove: stays on its file system")
+@pytest.mark.parity("remove: stays on the container's file system, like rm --one-file-system")
 def test_remove_stays_on_its_file_system(user: User, rootfs: pathlib.Path) -> None:
     """Like rm --one-file-system, remove deletes no file of another file system that is mounted in the container."""
     require(os.geteuid() == 0, "mounting needs root")
@@ -197,9 +197,9 @@ def test_speculation_is_as_on_the_host(user: User, rootfs: pathlib.Path) -> None
 
 @pytest.mark.parity(
     "exec --env",
-    "exec: namespaces of the process",
-    "exec: variables and working directory of the process",
-    "a cgroup namespace",
+    "exec: joins the namespaces of the process",
+    "exec: the command has the variables and working directory of the process",
+    "a container has a cgroup namespace",
 )
 def test_exec_has_the_state_of_the_process(user: User, rootfs: pathlib.Path) -> None:
     """exec PID runs a command with the namespaces, working directory and variables of this process."""
@@ -249,7 +249,7 @@ class UniqueTokens(Login):
         return token
 
 
-@pytest.mark.parity("tokens are not left in any file")
+@pytest.mark.parity("tokens are in no file")
 def test_tokens_are_in_no_file(user: User) -> None:
     with serve(user.home / "registry") as server:
         server.pusher.image("test/x", "1", images.busybox())

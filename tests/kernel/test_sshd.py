@@ -19,7 +19,7 @@ LINKS = ("lib", "lib64", "sbin")
 PAM = "auth required pam_deny.so\naccount required pam_unix.so\nsession optional pam_unix.so\n"
 
 
-@pytest.mark.parity("10-shadow: shadow")
+@pytest.mark.parity("10-shadow: adds the caller to shadow and gshadow")
 def test_pam_lets_the_user_in(user: User, rootfs: pathlib.Path) -> None:
     require(shutil.which("sshd", path="/usr/sbin"), "openssh-server is not installed")
     for directory in ("etc/pam.d", "etc/ssh", "run/sshd", "var/empty"):

@@ -132,7 +132,7 @@ def test_access_times_and_a_tmpfs(user: User, rootfs: pathlib.Path) -> None:
     assert [line.split()[1] for line in out.splitlines()] == ["/mnt/x", "/scratch"]
 
 
-@pytest.mark.parity("/proc rw")
+@pytest.mark.parity("default mounts: /proc rw")
 def test_a_recursive_readonly_mount_covers_submounts(user: User, rootfs: pathlib.Path) -> None:
     out = user.start("box", "grep", " /sys", "/proc/self/mounts")
     assert out
@@ -150,14 +150,14 @@ def test_mount_targets_stay_inside(user: User, rootfs: pathlib.Path, link: str) 
     assert list(target.iterdir()) == []
 
 
-@pytest.mark.parity("targets are resolved beneath the root", "hosts, hostname")
+@pytest.mark.parity("targets are resolved beneath the root", "default mounts: hosts, hostname")
 def test_dangling_link_as_target(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/resolv.conf").symlink_to("../run/systemd/resolve/stub-resolv.conf")
     out = user.start("box", "sh", "-c", "cat /etc/resolv.conf; ls -d /run/systemd || true")
     assert out == pathlib.Path("/etc/resolv.conf").read_text()
 
 
-@pytest.mark.parity("/etc/rc: working directory")
+@pytest.mark.parity("/etc/rc: starts the entrypoint and command in the working directory")
 def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib.Path) -> None:
     run = etc.Exec("/opt/not yet there", ("sh", "-c", 'pwd; echo "$@"', "entry"), ("default",))
     (rootfs / "etc/rc").write_text(etc.write_rc("docker://x", {}, run))
@@ -166,7 +166,7 @@ def test_workdir_entrypoint_and_command_of_the_image(user: User, rootfs: pathlib
     assert user.start("box", "given", "two") == "/opt/not yet there\ngiven two\n"
 
 
-@pytest.mark.parity("an image may have no command", "images without a shell")
+@pytest.mark.parity("an image may have no command", "images without a shell work")
 def test_static_program_without_shell(user: User) -> None:
     script = user.write("data/scratch/script", "echo hi\n", 0o755)
     shutil.copy(shutil.which("busybox") or "", script.with_name("busybox"))
@@ -315,7 +315,7 @@ def test_unknown_container_is_an_error(user: User) -> None:
     assert "[ERROR] no such container: nope" in done.stderr and "docker://nope" in done.stderr
 
 
-@pytest.mark.parity("start IMAGE [COMMAND]", "start IMAGE: squashfuse and an overlay")
+@pytest.mark.parity("start IMAGE [COMMAND]", "start IMAGE: mounts squashfuse and an overlay")
 def test_squashfs_image(user: User, image: pathlib.Path) -> None:
     assert user.start(str(image), "sh", "-c", "echo $FROM_IMAGE; id -u").split() == ["yes", str(UID)]
     user.penroot("start", str(image), "touch", "/new", status=1)
@@ -323,7 +323,7 @@ def test_squashfs_image(user: User, image: pathlib.Path) -> None:
     assert user.start("--root", str(image), "stat", "-c", "%u", "/bin/busybox") == "0\n"
 
 
-@pytest.mark.parity("start IMAGE: squashfuse and an overlay")
+@pytest.mark.parity("start IMAGE: mounts squashfuse and an overlay")
 @pytest.mark.parametrize("number", [None, signal.SIGKILL, signal.SIGTERM])
 def test_squashfs_server_ends_with_the_container(user: User, image: pathlib.Path, number: int | None) -> None:
     process = user.begin("penroot", "start", str(image), "cat", stdin=subprocess.PIPE)
@@ -359,7 +359,7 @@ def test_path_entries_that_are_no_programs_are_skipped(user: User, rootfs: pathl
     assert user.start("./odd.sqsh", "echo", "hi") == "hi\n"
 
 
-@pytest.mark.parity("nothing is left mounted")
+@pytest.mark.parity("after a start, nothing is left mounted")
 def test_nothing_is_left_behind(user: User, rootfs: pathlib.Path, image: pathlib.Path) -> None:
     user.start("box", "true")
     user.start(str(image), "true")

@@ -17,7 +17,7 @@ from tests.kernel.test_start import snapshot
 from tests.waiting import until
 
 
-@pytest.mark.parity("batch: #ENROOT_ROOTFS is required")
+@pytest.mark.parity("batch: the line #ENROOT_ROOTFS is required")
 def test_batch_without_directive(user: User) -> None:
     path = user.write("x.conf", "mounts() { :; }\n")
     assert "ENROOT_ROOTFS" in user.penroot("batch", str(path), status=1).stderr
@@ -68,7 +68,7 @@ def test_values_of_the_site_are_written_as_for_a_shell(user: User, rootfs: pathl
     assert user.start("-c", str(conf), "box", *show) == "one two|it''s|\"x||three four|'as it is'\n"
 
 
-@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
+@pytest.mark.parity("/etc/environment: ${VAR} is replaced by the caller's value")
 @pytest.mark.security("I6")
 def test_variables_of_the_caller_in_the_environment_of_an_image(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text(
@@ -96,7 +96,7 @@ def test_commands_in_files_of_the_site_are_words(user: User, rootfs: pathlib.Pat
     assert f"[WARN] {fragment}:3: 'export C=1' is not KEY=VALUE: ignored" in done.stderr
 
 
-@pytest.mark.parity("hooks: executable ones only")
+@pytest.mark.parity("hooks: bash hooks must be executable")
 @pytest.mark.parametrize("options", [(), ("--root",)], ids=["self", "root"])
 @pytest.mark.parametrize("kind", ["container", "image"])
 def test_hooks_know_who_starts(user: User, image: pathlib.Path, kind: str, options: tuple[str, ...]) -> None:
@@ -175,7 +175,7 @@ def test_sys_shows_the_network_that_the_caller_entered(
     assert "Read-only" in refused
 
 
-@pytest.mark.parity("start --ipc", "10-devices: --ipc")
+@pytest.mark.parity("start --ipc", "10-devices: --ipc gives a minimal /dev")
 @pytest.mark.security("O2")
 def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None:
     script = "readlink /proc/self/ns/ipc; ls /dev; echo x > /dev/shm/f; echo y > /dev/null"
@@ -184,7 +184,7 @@ def test_ipc_namespace_has_its_own_dev(user: User, rootfs: pathlib.Path) -> None
     assert {"null", "zero", "urandom", "pts", "shm", "stdin"} <= set(names) and "fuse" not in names
 
 
-@pytest.mark.parity("ENROOT_RESTRICT_DEV", "10-devices: ENROOT_RESTRICT_DEV")
+@pytest.mark.parity("ENROOT_RESTRICT_DEV", "10-devices: ENROOT_RESTRICT_DEV gives a /dev with only standard devices")
 @pytest.mark.security("O4")
 def test_restricted_dev_has_only_standard_devices(user: User, rootfs: pathlib.Path) -> None:
     """With ENROOT_RESTRICT_DEV, a container has a /dev with only standard devices, and the host's shared memory."""
@@ -196,7 +196,7 @@ def test_restricted_dev_has_only_standard_devices(user: User, rootfs: pathlib.Pa
     assert not {"fuse", "console", "loop-control", "mem"} & set(names)
 
 
-@pytest.mark.parity("10-devices: --ipc")
+@pytest.mark.parity("10-devices: --ipc gives a minimal /dev")
 def test_terminal_of_a_small_dev_is_its_console(user: User, rootfs: pathlib.Path) -> None:
     script = "penroot start --ipc box sh -c 'ls /dev/console && echo said > /dev/console'"
     out = user.run("script", "-qec", script, "/dev/null").stdout
@@ -280,7 +280,10 @@ MOTD_FILE /etc/motd
 """
 
 
-@pytest.mark.parity("ENROOT_LOGIN_SHELL", "a login shell: login.defs")
+@pytest.mark.parity(
+    "ENROOT_LOGIN_SHELL",
+    "a login shell: respects login.defs",
+)
 def test_login_shell_respects_login_defs_of_the_image(user: User, rootfs: pathlib.Path) -> None:
     (rootfs / "etc/environment").write_text("LC_TIME=kept\n")
     (rootfs / "etc/login.defs").write_text(LOGIN_DEFS)
@@ -339,7 +342,7 @@ def sleeping(request: pytest.FixtureRequest, user: User, rootfs: pathlib.Path) -
         yield wait_for_running(user)
 
 
-@pytest.mark.parity("list --fancy", "list --format json")
+@pytest.mark.parity("list --fancy, -f", "list --format json")
 def test_list_shows_what_runs(user: User, sleeping: dict[str, object]) -> None:
     assert sleeping["name"] == "box"
     out = user.penroot("list", "-f").stdout.splitlines()
@@ -361,7 +364,7 @@ def test_data_path_that_is_a_bind_mount_is_listed(user: User, rootfs: pathlib.Pa
         subprocess.run(["umount", "--lazy", str(user.data)], check=True)
 
 
-@pytest.mark.parity("exec PID COMMAND", "exec: a process that does not exist")
+@pytest.mark.parity("exec PID COMMAND", "exec: fails if the process does not exist")
 def test_exec_by_pid_and_by_name(user: User, sleeping: dict[str, object]) -> None:
     for target in (str(sleeping["pid"]), "box"):
         script = "readlink /proc/self/ns/mnt; echo $MINE$MORE"

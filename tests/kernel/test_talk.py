@@ -166,7 +166,11 @@ def enroot(user: User) -> User:
     return user
 
 
-@pytest.mark.parity("a link named enroot", "apt-get install as root inside", 'the talk, "Basic usage"')
+@pytest.mark.parity(
+    "if penroot is called by a link named enroot, it answers as enroot",
+    "apt-get install works as root in the container",
+    'the talk, "Basic usage"',
+)
 def test_basic_usage(enroot: User, rootfs_tar: bytes) -> None:
     require(os.geteuid() == 0, "the nodes of the fake GPUs are made by root")
     require(shutil.which("dpkg-deb"), "dpkg is not installed")

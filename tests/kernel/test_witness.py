@@ -51,7 +51,7 @@ def inside(user: User, *options: str) -> dict[str, Any]:
     return attributes
 
 
-@pytest.mark.parity("no new privileges")
+@pytest.mark.parity("programs cannot gain privileges: no_new_privs is set")
 def test_user_of_a_container_has_no_privileges(witness: User) -> None:
     before, within = outside(witness), inside(witness)
     assert (before["no_new_privs"], before["seccomp"]) == (0, 0)

@@ -61,7 +61,7 @@ def test_a_node_of_the_lab_is_good(lab: Lab, user: str) -> None:
 
 
 @pytest.mark.clusters("A kernel that says no")
-@pytest.mark.parity("check: problems of kernel")
+@pytest.mark.parity("check: reports problems of the kernel")
 def test_no_user_namespaces(lab: Lab, directory: str) -> None:
     # Each user namespace has its own limit. Run the check in a user namespace that maps all users, with the limit 0.
     mapped = f"""
@@ -81,7 +81,7 @@ def test_no_user_namespaces(lab: Lab, directory: str) -> None:
 
 
 @pytest.mark.clusters("A kernel that says no")
-@pytest.mark.parity("check: problems of kernel")
+@pytest.mark.parity("check: reports problems of the kernel")
 def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:
     closed = f"mknod -m 600 {directory}/fuse c 10 229; mount --bind {directory}/fuse /dev/fuse"
     out = check(lab, f"unshare -m sh -ec '{closed}; {CHECK}'")
@@ -89,21 +89,21 @@ def test_fuse_is_closed_to_users(lab: Lab, directory: str) -> None:
     assert "chmod 666 /dev/fuse" in out
 
 
-@pytest.mark.parity("check: problems of kernel")
+@pytest.mark.parity("check: reports problems of the kernel")
 def test_squashfuse_is_not_installed(lab: Lab) -> None:
     hide = "mount --bind /dev/null /usr/bin/squashfuse_ll; mount --bind /dev/null /usr/bin/squashfuse"
     out = check(lab, f"unshare -m sh -ec '{hide}; {CHECK}'")
     assert "bad  squashfuse is not installed" in out
 
 
-@pytest.mark.parity("check: problems of plugstack.conf and versions")
+@pytest.mark.parity("check: reports mistakes in plugstack.conf")
 def test_the_plugin_is_not_loaded(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, "optional /x/auto_tmpdir.so"))
     assert "does not load spank_pyxis.so" in out
     assert "fix: pyxis-py install" in out
 
 
-@pytest.mark.parity("check: problems of plugstack.conf and versions")
+@pytest.mark.parity("check: reports mistakes in plugstack.conf")
 def test_the_plugin_is_of_another_slurm(lab: Lab, directory: str) -> None:
     other = r"s/\(penroot plugin for Slurm 0x\)....../\1120304/"
     script = f"sed '{other}' {PLUGIN} > {directory}/spank_pyxis.so; "
@@ -134,14 +134,14 @@ def test_arguments_that_slurm_would_stumble_on(lab: Lab, directory: str) -> None
     assert "known are runtime_path" in out
 
 
-@pytest.mark.parity("check: problems of plugstack.conf and versions")
+@pytest.mark.parity("check: reports mistakes in plugstack.conf")
 def test_the_plugin_is_loaded_twice(lab: Lab, directory: str) -> None:
     out = check(lab, with_stack(directory, f"required {PLUGIN}", f"required {PLUGIN}"))
     assert "loaded more than once" in out
 
 
 @pytest.mark.clusters("A `/tmp` for each job")
-@pytest.mark.parity("check: problems of plugstack.conf and versions")
+@pytest.mark.parity("check: reports mistakes in plugstack.conf")
 def test_a_private_tmp_that_comes_later(lab: Lab, directory: str) -> None:
     script = with_stack(directory, f"required {PLUGIN}", "optional /usr/lib/slurm/auto_tmpdir.so")
     out = lab.run(["sh", "-c", script], node="n1", user="root").stdout  # a warning only: exit status 0
@@ -150,7 +150,7 @@ def test_a_private_tmp_that_comes_later(lab: Lab, directory: str) -> None:
 
 
 @pytest.mark.clusters("A kernel that says no")
-@pytest.mark.parity("check: problems of kernel")
+@pytest.mark.parity("check: reports problems of the kernel")
 def test_a_place_without_execution(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o noexec none {directory}"
     out = check(lab, f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory}/data {CHECK}'")
@@ -159,7 +159,7 @@ def test_a_place_without_execution(lab: Lab, directory: str) -> None:
 
 
 @pytest.mark.clusters("Control groups, version 1 and 2")
-@pytest.mark.parity("check: SELinux")
+@pytest.mark.parity("check: reports SELinux")
 def test_the_device_cgroup_denies_fuse(lab: Lab, directory: str) -> None:
     if not os.path.isdir("/sys/fs/cgroup/devices"):
         pytest.skip("no device cgroup of version 1")
@@ -171,7 +171,7 @@ def test_the_device_cgroup_denies_fuse(lab: Lab, directory: str) -> None:
     assert "ConstrainDevices=no" in out
 
 
-@pytest.mark.parity("check: SELinux")
+@pytest.mark.parity("check: reports SELinux")
 def test_proc_hides_processes(lab: Lab, directory: str) -> None:
     script = f"unshare -m sh -ec 'mount -t proc -o hidepid=2 proc /proc; {CHECK}'"
     out = lab.run(["sh", "-ec", script], node="n1", user="root").stdout  # a warning only: exit status 0
@@ -189,7 +189,7 @@ def test_steps_run_where_proc_hides_processes(lab: Lab) -> None:
 
 
 @pytest.mark.clusters("Few inodes, or a quota of files")
-@pytest.mark.parity("check: SELinux")
+@pytest.mark.parity("check: reports SELinux")
 def test_a_quota_of_files(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o usrquota,usrquota_inode_hardlimit=500,mode=1777 none {directory}"
     as_alice = f"setpriv --reuid=alice --clear-groups env ENROOT_DATA_PATH={directory} {CHECK}"
@@ -202,7 +202,7 @@ def test_a_quota_of_files(lab: Lab, directory: str) -> None:
 
 
 @pytest.mark.clusters("Few inodes, or a quota of files")
-@pytest.mark.parity("check: SELinux")
+@pytest.mark.parity("check: reports SELinux")
 def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
     mount = f"mount -t tmpfs -o nr_inodes=20000,mode=700 none {directory}"
     script = f"unshare -m sh -ec '{mount}; ENROOT_DATA_PATH={directory} {CHECK}'"
@@ -211,7 +211,7 @@ def test_a_file_system_with_few_inodes(lab: Lab, directory: str) -> None:
 
 
 @pytest.mark.clusters("Homes on NFS, a local disk in each node")
-@pytest.mark.parity("check: SELinux")
+@pytest.mark.parity("check: reports SELinux")
 def test_root_is_nobody_in_homes(lab: Lab) -> None:
     # A user's FUSE mount is closed to root, like a home on NFS with root_squash: fuse(4), allow_other.
     lab.run("mkdir -p home/in; echo 1 > home/in/file; mksquashfs home/in home.sqsh -quiet; mkdir -p mounted", node="n1")
@@ -240,7 +240,7 @@ def test_the_configuration_of_slurm_is_not_there(lab: Lab, unconfigured: subproc
 
 
 @pytest.mark.clusters("A kernel that says no")
-@pytest.mark.parity("check: SELinux")
+@pytest.mark.parity("check: reports SELinux")
 @pytest.mark.parametrize(("enforce", "verdict"), [("1", ["warn"]), ("0", ["ok"]), (None, [])])
 def test_selinux(tmp_path: pathlib.Path, enforce: str | None, verdict: list[str]) -> None:
     if enforce:

@@ -50,7 +50,7 @@ def reconfigure(site: Lab, wanted: str) -> None:
 
 
 @pytest.mark.clusters("Configless Slurm")
-@pytest.mark.parity("check: the plugstack.conf that Slurm reads")
+@pytest.mark.parity("check: finds the plugstack.conf that Slurm reads")
 def test_included_files_are_not_sent_to_nodes(site: Lab) -> None:
     out = pyxis_py(site, "check", "n1", 1)
     assert (
@@ -65,7 +65,7 @@ def test_included_files_are_not_sent_to_nodes(site: Lab) -> None:
     assert "unrecognized option" in done.stderr
 
 
-@pytest.mark.parity("install, uninstall on a configless cluster")
+@pytest.mark.parity("install works on a configless cluster")
 def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
     """The sent plugstack.conf includes an absolute path, so pyxis-py install on the node writes the file there."""
     assert "loaded by /etc/slurm/plugstack.conf.d/pyxis.conf" in pyxis_py(site, "install", "n1")
@@ -75,7 +75,7 @@ def test_a_node_may_have_a_file_that_is_included_by_its_path(site: Lab) -> None:
 
 
 @pytest.mark.clusters("Configless Slurm")
-@pytest.mark.parity("install, uninstall on a configless cluster")
+@pytest.mark.parity("install works on a configless cluster")
 def test_the_line_is_in_the_file_that_is_sent(site: Lab) -> None:
     """plugstack.conf includes a relative path: pyxis-py install on slurmctld's host adds a line to plugstack.conf."""
     site.configure("plugstack.conf", "include plugstack.conf.d/*.conf\n")

@@ -26,7 +26,7 @@ from tests.waiting import until
 pytestmark = pytest.mark.usefixtures("nothing_left")
 
 
-@pytest.mark.parity("rlimits of the step")
+@pytest.mark.parity("tasks have the rlimits of the step")
 def test_limits_are_those_of_the_step(lab: Lab) -> None:
     script = "ulimit -s 4096; ulimit -l 48; ulimit -n 512"
     show = "sh -c 'ulimit -s; ulimit -l; ulimit -n'"
@@ -35,7 +35,7 @@ def test_limits_are_those_of_the_step(lab: Lab) -> None:
     assert lab.run(f"{script}; srun -w n1 {IMAGE} {show}").stdout == outside
 
 
-@pytest.mark.parity("cgroups of the step")
+@pytest.mark.parity("tasks are in the cgroups of the step")
 def test_a_task_is_in_the_cgroups_of_its_step(lab: Lab) -> None:
     show = "echo $SLURM_JOB_ID $$; read line"
     found = []
@@ -88,7 +88,7 @@ def test_a_task_prolog_that_is_not_in_the_container_is_refused(lab: Lab) -> None
         lab.run(["rm", "prolog"])
 
 
-@pytest.mark.parity("steps of salloc")
+@pytest.mark.parity("salloc: its steps run in containers")
 def test_steps_of_salloc(lab: Lab) -> None:
     script = f"srun {IMAGE} --container-name=alloc true; srun --container-name=alloc sh -c 'echo $IMAGE_NAME'"
     try:
@@ -108,7 +108,7 @@ def test_srun_in_a_container_that_has_slurm_and_the_plugin(lab: Lab) -> None:
     assert srun(lab, IMAGE, f"--container-mounts={','.join(files)}", *sh(nested)) == "nested in minimal\n"
 
 
-@pytest.mark.parity("heterogeneous jobs, --het-group")
+@pytest.mark.parity("heterogeneous jobs: each component may have a container, also with --het-group")
 def test_components_of_a_heterogeneous_job(lab: Lab) -> None:
     show = "sh -c 'echo $IMAGE_NAME'"
     script = f"srun --het-group=1 {IMAGE} {show}; srun --het-group=0 hostname; srun --het-group=0,1 {IMAGE} {show}"
@@ -146,7 +146,7 @@ def test_an_image_of_the_nodes_engine(lab: Lab, engines: None, scheme: str) -> N
     assert srun(lab, f"--container-image={scheme}://minimal:1", *sh("echo $IMAGE_NAME")) == "minimal\n"
 
 
-@pytest.mark.parity("a rebooted node")
+@pytest.mark.parity("a rebooted node runs the next step, which removes leftovers")
 def test_a_node_that_is_booted_runs_the_next_step(lab: Lab) -> None:
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; sleep 600")])
     expect(step, "up")
@@ -167,7 +167,7 @@ srun {IMAGE} --container-writable sh -c 'echo up $SLURM_RESTART_COUNT; test -n "
 """
 
 
-@pytest.mark.parity("a requeued job")
+@pytest.mark.parity("a requeued job leaves nothing on the node, and then runs in a container again")
 def test_a_job_that_is_requeued(lab: Lab) -> None:
     """The first run leaves nothing on the node, and the second run gets a container again."""
 

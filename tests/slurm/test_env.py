@@ -10,14 +10,14 @@ from tests.slurm.steps import IMAGE, sh, srun
 SHOW = sh("echo $IMAGE_NAME,$ONE,$TWO,$LANG")
 
 
-@pytest.mark.parity("--container-env: NAME=VALUE and patterns")
+@pytest.mark.parity("--container-env: accepts NAME=VALUE and patterns")
 def test_values(lab: Lab) -> None:
     env = {"ONE": "job", "IMAGE_NAME": "job"}
     given = r"--container-env=ONE=a\,b,TWO=x=y,IMAGE_NAME=given,LANG=de"
     assert srun(lab, "-n2", IMAGE, given, *SHOW, env=env) == "given,a,b,x=y,de\n" * 2
 
 
-@pytest.mark.parity("--container-env: NAME=VALUE and patterns")
+@pytest.mark.parity("--container-env: accepts NAME=VALUE and patterns")
 def test_patterns(lab: Lab) -> None:
     env = {"ONE": "job", "IMAGE_NAME": "job", "LANG": "C"}
     assert srun(lab, "-n2", IMAGE, "--container-env=IMAGE_*", *SHOW, env=env) == "job,job,,\n" * 2

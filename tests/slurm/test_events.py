@@ -28,7 +28,7 @@ def records(lab: Lab, event: str) -> list[dict[str, Any]]:
     return [record for record in map(json.loads, lines) if record["event"] == event]
 
 
-@pytest.mark.parity("events= in plugstack.conf", "events (new): records of steps")
+@pytest.mark.parity("events= in plugstack.conf", "events (new): each node writes a record of each step")
 def test_each_node_records_the_step(lab: Lab, file: str) -> None:
     show = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID")
     out = lab.run(["srun", "-N2", "-n4", IMAGE, *show], env={"ENROOT_EVENTS": "/no/such"}).stdout

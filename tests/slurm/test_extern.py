@@ -45,7 +45,7 @@ def containers(extern: Lab) -> str:
     return extern.run(["penroot", "list"], node="n1").stdout
 
 
-@pytest.mark.parity("the end of a job whose epilog runs within the job")
+@pytest.mark.parity("PrologFlags=RunInJob: the containers of a job are removed at the end of its extern step")
 def test_containers_of_a_job_end_with_its_extern_step(extern: Lab) -> None:
     sbatch(extern, "-o", "out", "--wrap", f"srun {IMAGE} {NAME} true; srun {NAME} true && penroot list")
     assert "_one" in extern.run("cat out; rm out").stdout
@@ -53,7 +53,7 @@ def test_containers_of_a_job_end_with_its_extern_step(extern: Lab) -> None:
     assert extern.residue("n1") == []
 
 
-@pytest.mark.parity("the end of a job whose epilog runs within the job")
+@pytest.mark.parity("PrologFlags=RunInJob: the containers of a job are removed at the end of its extern step")
 def test_container_in_use_stays_until_its_step_ends(extern: Lab, newer: bool) -> None:
     """With an older Slurm, the extern step ends before this step, so nothing but the test removes the container."""
     script = "trap 'until [ -e go ]; do sleep 0.1; done; exit' TERM; echo up; sleep 600 & wait"

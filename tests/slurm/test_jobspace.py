@@ -53,7 +53,7 @@ def space(lab: Lab, stepd: None, request: pytest.FixtureRequest) -> Iterator[str
     assert_nothing_left(lab, "n1")
 
 
-@pytest.mark.parity("a job with private user and PID namespaces")
+@pytest.mark.parity("containers work in a job with private user and PID namespaces")
 def test_containers_in_the_namespaces_of_a_job(lab: Lab, space: str) -> None:
     assert srun(lab, "cat", "/proc/self/uid_map").split()[2] == ("1" if space == "few" else "4294967295")
     write = ["--container-writable", *sh("echo $IMAGE_NAME >> /x; cat /x")]
@@ -61,7 +61,7 @@ def test_containers_in_the_namespaces_of_a_job(lab: Lab, space: str) -> None:
     assert srun(lab, IMAGE, "--container-remap-root", "id", "-u") == "0\n"
 
 
-@pytest.mark.parity("a job with private user and PID namespaces")
+@pytest.mark.parity("containers work in a job with private user and PID namespaces")
 def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
     """Another process finishes the step, although its real group may be unmapped in the user namespace."""
     step = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *sh("echo up; read line")])
@@ -72,7 +72,7 @@ def test_a_helper_that_is_killed_there(lab: Lab, space: str) -> None:
     until(lambda: not lab.run(["penroot", "list"], node="n1").stdout, "the container is removed")
 
 
-@pytest.mark.parity("a job with private user and PID namespaces")
+@pytest.mark.parity("containers work in a job with private user and PID namespaces")
 def test_a_container_of_another_job(lab: Lab, space: str) -> None:
     """A step of another job cannot join the container. The error says why."""
     name = "--container-name=one"

@@ -135,7 +135,7 @@ def open_gate(lab: Lab) -> None:
 VICTIMS = {"helper": f"pkill -KILL -o -f {HELPER}", "server": f"pkill -KILL -f {SERVER}"}
 
 
-@pytest.mark.parity("killed helpers, tasks and servers")
+@pytest.mark.parity("no task hangs if a helper process, squashfuse or a task is killed")
 @pytest.mark.parametrize("victim", VICTIMS)
 def test_kill_before_the_tasks_join_is_reported_once(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     on_node(lab, VICTIMS[victim])
@@ -151,7 +151,7 @@ def test_kill_before_the_tasks_join_is_reported_once(lab: Lab, eight: subprocess
     assert err.count(why[victim]) == 1, err
 
 
-@pytest.mark.parity("killed helpers, tasks and servers")
+@pytest.mark.parity("no task hangs if a helper process, squashfuse or a task is killed")
 def test_the_first_task_is_killed_before_it_joins(lab: Lab, eight: subprocess.Popen[str]) -> None:
     on_node(lab, f"kill -KILL $({FIRST})")
     open_gate(lab)  # another task takes over
@@ -183,7 +183,7 @@ def test_tasks_wait_for_a_first_task_that_goes_on(lab: Lab, eight: subprocess.Po
     assert (eight.returncode, out.count("done")) == (0, 8), err
 
 
-@pytest.mark.parity("killed helpers, tasks and servers")
+@pytest.mark.parity("no task hangs if a helper process, squashfuse or a task is killed")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
 def test_kill_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     late = f"$({WAITING} | tail -3)"
@@ -203,7 +203,7 @@ def test_kill_while_some_tasks_join_late(lab: Lab, eight: subprocess.Popen[str],
         assert out.count("done") == 8 or "the helper process of the container is gone" in err
 
 
-@pytest.mark.parity("killed helpers, tasks and servers")
+@pytest.mark.parity("no task hangs if a helper process, squashfuse or a task is killed")
 @pytest.mark.parametrize("victim", ["helper", "server", "task"])
 def test_kill_after_all_tasks_have_joined(lab: Lab, eight: subprocess.Popen[str], victim: str) -> None:
     first = on_node(lab, FIRST).strip()
@@ -268,7 +268,7 @@ def saving(lab: Lab, file: str, seconds: int, *options: str) -> Iterator[subproc
         step.communicate(timeout=300)
 
 
-@pytest.mark.parity("after SIGTERM, a program can still use its files")
+@pytest.mark.parity("after the SIGTERM of scancel or a time limit, a program can still use its files")
 @pytest.mark.soak
 def test_files_stay_readable_after_sigterm(lab: Lab, file: str, soak: bool) -> None:
     """A program that writes a checkpoint at the end can read its files."""
@@ -286,7 +286,7 @@ def test_wait_sees_no_child_but_its_own(lab: Lab) -> None:
     assert srun(lab, "-n2", IMAGE, *sh(f"wait; {CHILDREN}")) == "children:\n" * 2
 
 
-@pytest.mark.parity("a terminal")
+@pytest.mark.parity("srun --pty: the program has a terminal")
 def test_a_terminal(lab: Lab) -> None:
     inside = f"test -t 0 && echo terminal; wait; {CHILDREN}"
     command = f"srun -w n1 --overlap --pty {IMAGE} sh -c '{inside}'"
@@ -301,7 +301,7 @@ def test_a_terminal(lab: Lab) -> None:
 DEBUG = ("SlurmdDebug=verbose", "SlurmdDebug=debug2")
 
 
-@pytest.mark.parity("srun does not wait for processes of penroot")
+@pytest.mark.parity("at the end of a step, srun does not wait for processes of penroot")
 def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str) -> None:
     # slurmstepd would kill a remaining process, and sleep for a second before it checks again. srun would return later.
     with open(f"{lab.root}/nodes/n1/var/log/slurmd.log") as lines, configured(lab, *DEBUG):
@@ -314,14 +314,14 @@ def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str)
     assert "proctrack_p_signal: killing process" not in text
 
 
-@pytest.mark.parity("after SIGTERM, a program can still use its files")
+@pytest.mark.parity("after the SIGTERM of scancel or a time limit, a program can still use its files")
 @pytest.mark.soak
 def test_a_program_whose_time_is_over_can_read_its_files(overtime: subprocess.Popen[str]) -> None:
     out, err = end(overtime)
     assert "saved" in out, err
 
 
-@pytest.mark.parity("many steps at once", "unnamed containers are removed with their step")
+@pytest.mark.parity("many steps at once", "an unnamed container is removed at the end of its step")
 @pytest.mark.soak
 def test_soak(lab: Lab, soak: bool, rng: random.Random) -> None:
     """Run many steps, several at the same time. Cancel some at random moments; all others exit 0."""

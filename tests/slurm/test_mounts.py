@@ -21,7 +21,7 @@ cat /mnt/*/file; pwd
 """
 
 
-@pytest.mark.parity("--container-mounts: $VAR where no shell expands it")
+@pytest.mark.parity("--container-mounts: $VAR is replaced by the job's value")
 def test_variables_in_sbatch_lines(lab: Lab) -> None:
     lab.run("mkdir -p ~/in-vars && echo here > ~/in-vars/file")
     try:

@@ -15,7 +15,7 @@ MPI = "--container-image=registry:5000#mpi:1"
 TWO_NODES = ("-N2", "--ntasks-per-node=2")
 
 
-@pytest.mark.parity("50-slurm-pmi", "MPI as the user and as root of the container")
+@pytest.mark.parity("50-slurm-pmi", "MPI works for the user, and with --container-remap-root")
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
@@ -32,7 +32,7 @@ def test_no_slurmstepd_stays_behind(lab: Lab) -> None:
     assert_nothing_left(lab)
 
 
-@pytest.mark.parity("MPI in a running container of another step")
+@pytest.mark.parity("MPI works if the step joins a running container")
 @PMIX
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 @pytest.mark.parametrize("writable", ["--container-writable", "--container-readonly"])
@@ -48,7 +48,7 @@ def test_ranks_find_each_other_in_a_container_that_runs(lab: Lab, root: str, wri
     clear(lab)
 
 
-@pytest.mark.parity("20-mpi (new): ranks of mpirun, mpiexec and srun over nodes")
+@pytest.mark.parity("20-mpi (new): ranks work on several nodes under mpirun, mpiexec and srun")
 @pytest.mark.parametrize(
     ("launcher", "image"),
     [
@@ -75,7 +75,7 @@ def test_penroot_as_the_program_of_a_launcher(
 MPICH = "--container-image=registry:5000#mpich:1"
 
 
-@pytest.mark.parity("MPICH by PMI2")
+@pytest.mark.parity("MPICH works with --mpi=pmi2")
 @pytest.mark.parametrize("root", ["--container-remap-root", "--no-container-remap-root"])
 def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
     done = lab.run(["srun", *TWO_NODES, "--mpi=pmi2", root, MPICH, "hello"])
@@ -84,7 +84,7 @@ def test_mpich_by_pmi2(lab: Lab, root: str) -> None:
     assert "the image's MPI" not in done.stderr
 
 
-@pytest.mark.parity("MPICH by PMI2")
+@pytest.mark.parity("if the image's MPI cannot use the --mpi of srun")
 @pytest.mark.parametrize(
     ("image", "kind", "hint"),
     [
@@ -105,7 +105,7 @@ def test_an_mpi_that_does_not_speak_what_srun_offers_is_said(
     assert hint in done.stderr
 
 
-@pytest.mark.parity("mpi4py")
+@pytest.mark.parity("mpi4py works on several nodes")
 @PMIX
 def test_mpi4py(lab: Lab) -> None:
     program = "from mpi4py import MPI; c = MPI.COMM_WORLD; print(c.rank, c.size, c.allreduce(c.rank))"
@@ -114,7 +114,7 @@ def test_mpi4py(lab: Lab) -> None:
     assert sorted(out.splitlines()) == [f"{rank} 4 6" for rank in range(4)]
 
 
-@pytest.mark.parity("PMIx 3 and 5 in the image")
+@pytest.mark.parity("PMIx 3 and 5 in the image work with Slurm's PMIx 4")
 @PMIX
 @pytest.mark.parametrize("version", ["4", "5"])
 def test_pmix_3_and_5_in_the_image(lab: Lab, version: str) -> None:
@@ -175,7 +175,7 @@ def test_a_step_without_mpi_within_one_with_it(lab: Lab, native: None) -> None:
     assert "PMIx" not in done.stderr
 
 
-@pytest.mark.parity("PMIx as root without MUNGE")
+@pytest.mark.parity("PMIx with --container-remap-root and without MUNGE is refused")
 def test_root_without_munge_is_refused_with_the_way_out(lab: Lab, native: None) -> None:
     stderr = refused(lab, MPI, "-n2", "--mpi=pmix", "--container-remap-root", "./hello")
     assert "it offers no MUNGE here (PMIX_SECURITY_MODE=native)" in stderr

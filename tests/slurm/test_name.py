@@ -51,7 +51,7 @@ def running(lab: Lab, *options: str, before: str = "true", after: str = "true") 
     assert step.returncode == 0
 
 
-@pytest.mark.parity("--container-name: attach to a running container")
+@pytest.mark.parity("--container-name: a step joins the container if it is running")
 def test_attaching_joins_the_namespaces(lab: Lab) -> None:
     mount = "mkdir /m && mount -t tmpfs none /m && touch /m/x"
     with running(lab, IMAGE, NAME, "--container-remap-root", "--container-writable", before=mount):
@@ -61,7 +61,7 @@ def test_attaching_joins_the_namespaces(lab: Lab) -> None:
         assert srun(lab, NAME + ":no_exec", "ls", "/m") == ""
 
 
-@pytest.mark.parity("an attached step outlives the first")
+@pytest.mark.parity("a step that joined a container continues after the step that made the container ends")
 def test_attached_step_outlives_the_first(lab: Lab) -> None:
     with running(lab, NAME, IMAGE, "--container-writable", before="echo 1 > /kept"):
         second = lab.popen(["srun", *ON_N1, NAME, *sh("echo up; read line; cat /kept")])
@@ -70,7 +70,7 @@ def test_attached_step_outlives_the_first(lab: Lab) -> None:
     assert (second.returncode, out) == (0, "1\n")
 
 
-@pytest.mark.parity("mounts are ignored, with a message", "mounts are ignored when attaching")
+@pytest.mark.parity("mounts are ignored, with a message", "mounts are ignored if a step joins a running container")
 def test_mounts_of_an_attached_step_are_ignored_and_said_so(lab: Lab) -> None:
     with running(lab, IMAGE, NAME):
         done = lab.run(["srun", *ON_N1, NAME, "--container-mounts=/usr:/mine", "ls", "/mine"], check=False)
@@ -93,7 +93,7 @@ def test_container_stays_usable_without_its_image(lab: Lab) -> None:
     assert "minimal has no tag gone" in refused(lab, gone, "--container-name=two", "true")
 
 
-@pytest.mark.parity("--container-name: attach to an unnamed container by JOB.STEP", "names: pyxis_NAME")
+@pytest.mark.parity("--container-name=JOB.STEP joins the unnamed container of that step", "names: pyxis_NAME")
 def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     # The first step prints JOB.STEP, the name of its container.
     step = lab.popen(["srun", *ON_N1, IMAGE, *sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; read line")])
@@ -103,7 +103,9 @@ def test_unnamed_container_has_the_name_of_its_step(lab: Lab) -> None:
     end(step)
 
 
-@pytest.mark.parity("--container-name: an unnamed container is pyxis_JOB.STEP in list -f and exec")
+@pytest.mark.parity(
+    "--container-name: without it, `penroot list -f` and `penroot exec` know the container as pyxis_JOB.STEP"
+)
 @pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
 def test_unnamed_step_is_listed_by_its_number(lab: Lab, options: tuple[str, ...]) -> None:
     with step_of(lab, IMAGE, *options) as step:
@@ -133,7 +135,7 @@ def test_exec_enters_the_container_of_a_batch_script(lab: Lab) -> None:
         lab.run("rm -f over up slurm-*.out")
 
 
-@pytest.mark.parity("an unnamed container is removed with the last step")
+@pytest.mark.parity("an unnamed container that other steps have joined is removed")
 def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     script = sh("echo $SLURM_JOB_ID.$SLURM_STEP_ID; echo 1 > /kept; read line")
     first = lab.popen(["srun", *ON_N1, IMAGE, "--container-writable", *script])
@@ -149,7 +151,7 @@ def test_unnamed_container_ends_with_the_last_step_in_it(lab: Lab) -> None:
     assert lab.run(["penroot", "list"], node="n1").stdout == ""
 
 
-@pytest.mark.parity("attaching to a container with a FUSE server of another step")
+@pytest.mark.parity("joining a container whose squashfuse belongs to another step")
 def test_attaching_to_what_ends_with_another_step_is_said(lab: Lab) -> None:
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
     try:
@@ -187,7 +189,7 @@ def suspended(lab: Lab, step: str) -> Iterator[str]:
         lab.run(["scontrol", "resume", job], user="root")
 
 
-@pytest.mark.parity("attaching to a container of a suspended job fails at once")
+@pytest.mark.parity("joining a container of a suspended job fails at once")
 def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
     """A step fails at once. It once waited for the suspended job's helper, and blocked all steps for half a minute."""
     with step_of(lab, IMAGE, NAME) as first, suspended(lab, first) as job:
@@ -198,7 +200,7 @@ def test_a_container_of_a_job_that_is_suspended(lab: Lab) -> None:
         assert f"resume a suspended job: scontrol resume {job};" in error
 
 
-@pytest.mark.parity("attaching to a container of a suspended job fails at once")
+@pytest.mark.parity("joining a container of a suspended job fails at once")
 def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
     """Another step in the container could admit ours, but the suspended job serves the files of the container."""
     srun(lab, IMAGE, "--container-save=name.sqsh", "true")
@@ -211,7 +213,7 @@ def test_a_container_whose_files_a_suspended_job_has(lab: Lab) -> None:
         lab.run(["rm", "-f", "name.sqsh"])
 
 
-@pytest.mark.parity("attaching to a container of a suspended job fails at once")
+@pytest.mark.parity("joining a container of a suspended job fails at once")
 def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
     """A step that uses the name fails with a message. Such steps once waited for the lock silently."""
     directory = "/run/pyxis/2001/running/pyxis_one"
@@ -223,7 +225,7 @@ def test_a_suspended_job_that_has_the_lock_of_a_name(lab: Lab) -> None:
 
 @pytest.mark.parity(
     "--container-name :create refuses a container that exists, and :exec one that does not run",
-    "--container-name=:create",
+    "--container-name=NAME:create fails if the container exists",
 )
 def test_modes(lab: Lab) -> None:
     """:create refuses a container that exists, and :exec refuses a container that is not running."""
@@ -268,7 +270,7 @@ def test_names_of_unusual_characters(lab: Lab, name: str) -> None:
 
 @pytest.mark.parity(
     "--container-name :create refuses a container that exists, and :exec one that does not run",
-    "--container-name=:no_exec",
+    "--container-name=NAME:no_exec mounts the files again instead of joining",
 )
 def test_fifty_concurrent_reuses(lab: Lab) -> None:
     names = [f"--container-name=many{i}" for i in range(5)]
@@ -286,7 +288,7 @@ def test_fifty_concurrent_reuses(lab: Lab) -> None:
         assert len(srun(lab, name, *sh("ls -d /f*")).split()) == 10, i
 
 
-@pytest.mark.parity("--container-name=:auto")
+@pytest.mark.parity("--container-name=NAME:auto, the default")
 def test_two_steps_create_one_container(lab: Lab) -> None:
     """Steps that start at the same time with a new name do not fail."""
     steps = [lab.popen(["srun", *ON_N1, IMAGE, NAME, "readlink", "/proc/self/ns/mnt"]) for _ in range(4)]
@@ -295,7 +297,10 @@ def test_two_steps_create_one_container(lab: Lab) -> None:
         assert step.returncode == 0, err
 
 
-@pytest.mark.parity("--container-unshare is an error if the running container", "unshare must fit a running container")
+@pytest.mark.parity(
+    "--container-unshare is an error if the running container",
+    "--container-unshare must name namespaces that the container has",
+)
 def test_unshare_must_fit_what_runs(lab: Lab) -> None:
     with running(lab, IMAGE, NAME, "--container-unshare=uts"):
         assert srun(lab, NAME, "--container-unshare=uts", "true") == ""
@@ -341,7 +346,7 @@ def passwd(lab: Lab) -> Iterator[None]:
 
 
 @pytest.mark.parity(
-    "a failing runtime_path or clean-up drains no node", "leftovers of a killed slurmstepd are removed with the job"
+    "a bad runtime_path or a failed clean-up drains no node", "the epilog removes what a killed slurmstepd left"
 )
 @pytest.mark.parametrize("user", ["there", "gone"])
 def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user: str) -> None:
@@ -361,7 +366,7 @@ def test_the_epilog_removes_what_a_killed_step_left(lab: Lab, passwd: None, user
     until(lambda: lab.run(remove, node="n1", user="root", check=False).returncode == 0, "the job's cgroups are empty")
 
 
-@pytest.mark.parity("a rebooted node")
+@pytest.mark.parity("a rebooted node runs the next step, which removes leftovers")
 def test_next_start_removes_leftovers_from_before_a_boot(lab: Lab) -> None:
     directory = "/var/tmp/enroot-data-2001"
     with running(lab, IMAGE, "--container-writable"):
@@ -378,7 +383,7 @@ def test_next_start_removes_leftovers_from_before_a_boot(lab: Lab) -> None:
         assert len(left) == 2
 
 
-@pytest.mark.parity("the display of srun --x11 in a running container")
+@pytest.mark.parity("srun --x11: the display also works if the step joins a running container")
 def test_display_of_a_step_is_in_a_running_container_too(lab: Lab) -> None:
     """The container has the display's key only while a step of that job is in it. srun --x11 makes the key file."""
     key = "/tmp/.Xauthority-job"

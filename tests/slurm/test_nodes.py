@@ -34,7 +34,7 @@ def on_first(nodes: int) -> list[str]:
     return ["srun", f"-N{nodes}", "-w", ",".join(names(nodes))]
 
 
-@pytest.mark.parity("MPI as the user and as root of the container")
+@pytest.mark.parity("MPI works for the user, and with --container-remap-root")
 @PMIX
 def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
     out = four.run([*on_first(nodes), "--ntasks-per-node=2", "--mpi=pmix", MPI, "./hello"]).stdout.splitlines()
@@ -44,7 +44,7 @@ def test_ranks_of_mpi(four: Lab, nodes: int) -> None:
     assert f"sum {sum(range(2 * nodes))}" in out
 
 
-@pytest.mark.parity("--container-name: kept between steps")
+@pytest.mark.parity("--container-name: the container is kept between steps")
 def test_a_named_container_is_each_nodes_own(four: Lab, nodes: int) -> None:
     name = "--container-name=all"
     try:
@@ -101,7 +101,7 @@ def test_refusal_by_the_registry_is_reported_once_for_all(four: Lab, nodes: int)
 @pytest.mark.parity(
     "scancel and Ctrl-C during an import leave nothing",
     "the process that removes a step's container is not killed with the step",
-    "cancelled steps leave nothing",
+    "cancelled steps and imports leave nothing on the nodes",
 )
 @pytest.mark.parametrize("end", [["scancel", "--user=alice"], ["pkill", "-INT", "-x", "srun"]], ids=["scancel", "^C"])
 def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) -> None:
@@ -119,7 +119,9 @@ def test_cancelled_tasks_leave_nothing(four: Lab, nodes: int, end: list[str]) ->
     assert step.returncode != 0
 
 
-@pytest.mark.parity("scancel and Ctrl-C during an import leave nothing", "cancelled steps leave nothing")
+@pytest.mark.parity(
+    "scancel and Ctrl-C during an import leave nothing", "cancelled steps and imports leave nothing on the nodes"
+)
 def test_cancelled_imports_leave_nothing(four: Lab, registry: Server, nodes: int) -> None:
     image = numbered(100 + nodes)
     registry.pusher.image("test/stalls", "a", image)
@@ -168,7 +170,7 @@ srun {image} sh -c 'echo last $SLURM_PROCID'
 """
 
 
-@pytest.mark.parity("sbatch: steps inside")
+@pytest.mark.parity("sbatch: each step in a batch script has a separate container")
 def test_steps_of_a_batch_job(four: Lab, nodes: int) -> None:
     script = BATCH.format(image=IMAGE)
     try:

@@ -50,7 +50,8 @@ def image(lab: Lab) -> Iterator[str]:
 
 
 @pytest.mark.parity(
-    "an import that needs more memory than --mem fails with a hint", "out of memory during an import stays in the step"
+    "an import that needs more memory than --mem fails with a hint",
+    "if an import runs out of memory, only its step fails",
 )
 def test_an_import_that_exceeds_the_memory_of_the_step(lab: Lab, image: str) -> None:
     store = "find /var/tmp/enroot-*-2001 2>/dev/null | grep -v -e '/locks*' -e lock$ | sort"

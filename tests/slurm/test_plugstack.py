@@ -69,7 +69,7 @@ def test_unknown_arguments_are_said_by_srun(lab: Lab, plugin: str) -> None:
     assert "runtime_path" in stderr
 
 
-@pytest.mark.parity("use_enroot_load")
+@pytest.mark.parity("use_enroot_load", "1, true, yes, y, t and on mean yes")
 @pytest.mark.parametrize("yes", ["1", "true", "YES", "y"])
 def test_ineffective_arguments_are_accepted(lab: Lab, plugin: str, yes: str) -> None:
     lab.install_plugin(f"{plugin} use_enroot_load={yes} use_squashfuse={yes}")
@@ -97,7 +97,7 @@ def test_hooks_see_the_plugin_and_the_job(lab: Lab, hook: None) -> None:
     assert out.splitlines() == [f"/run/pyxis {__version__} 2001 2001", "same"]
 
 
-@pytest.mark.parity("root, if ENROOT_ALLOW_SUPERUSER lets root keep its privileges")
+@pytest.mark.parity("root keeps its privileges in a container if ENROOT_ALLOW_SUPERUSER is set")
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_root_keeps_his_privileges_where_that_is_allowed(lab: Lab, remap: str) -> None:
     show = "readlink /proc/self/ns/user; grep NoNewPrivs /proc/self/status; mount -t tmpfs none /run && echo mounted"

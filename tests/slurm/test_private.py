@@ -66,7 +66,7 @@ def test_batch_script_has_a_private_tmp(lab: Lab) -> None:
     assert not os.path.exists(f"{lab.root}/nodes/n1/tmp/batch")
 
 
-@pytest.mark.parity("srun --x11")
+@pytest.mark.parity("srun --x11: the display is reachable")
 def test_a_display_is_reached_from_inside(lab: Lab) -> None:
     display = lab.listener("registry")
     number = display.getsockname()[1] - X11_PORTS

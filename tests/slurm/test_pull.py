@@ -61,7 +61,7 @@ def layout(lab: Lab, image: Image, name: str) -> None:
     lab.run(["chown", "-R", "alice:", f"/home/alice/{name}"], user="root")
 
 
-@pytest.mark.parity("--container-image: oci:")
+@pytest.mark.parity("--container-image: accepts oci:, oci-archive: and docker-archive:")
 @pytest.mark.parametrize("form", ["oci", "oci-archive", "docker-archive"])
 def test_steps_from_images_in_files(lab: Lab, form: str) -> None:
     layout(lab, numbered(8), "layout")
@@ -216,7 +216,7 @@ def test_refused_login_is_reported_once_for_all_nodes(lab: Lab, registry: Server
     assert done.stderr.count("test/denied does not exist or needs a login") == 1
 
 
-@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command); any other $ is a dollar sign")
+@pytest.mark.parity(".credentials: a password may be $VARIABLE or $(command)")
 def test_login_on_a_node_uses_variables_of_the_job(lab: Lab, registry: Server) -> None:
     """The variables hold a password, or the path of a login file."""
     with front(lab, registry) as shown:

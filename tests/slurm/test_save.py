@@ -19,7 +19,7 @@ def nothing_left(lab: Lab) -> Iterator[None]:
     clear(lab, "rm -f *.sqsh")
 
 
-@pytest.mark.parity("srun returns after the save", "--container-save: done when srun returns")
+@pytest.mark.parity("srun returns after the save", "--container-save: the file is complete when srun returns")
 def test_srun_returns_after_the_file_is_written(lab: Lab) -> None:
     srun(lab, IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one; rm /usr/bin/sleep"))
     assert (
@@ -28,7 +28,7 @@ def test_srun_returns_after_the_file_is_written(lab: Lab) -> None:
     )
 
 
-@pytest.mark.parity("--container-save: to the image file of the container itself")
+@pytest.mark.parity("--container-save: may overwrite the squashfs file that the container was started from")
 def test_an_image_file_is_saved_over_itself(lab: Lab) -> None:
     srun(lab, IMAGE, SAVE, WRITABLE, *sh("echo 1 > /one"))
     srun(lab, "--container-image=./saved.sqsh", SAVE, WRITABLE, *sh("echo 2 > /two"))
@@ -159,7 +159,7 @@ def test_save_onto_a_link_writes_its_target(lab: Lab) -> None:
     assert srun(lab, "--container-image=./latest.sqsh", "cat", "/one") == "1\n"
 
 
-@pytest.mark.parity("--container-save: only if all tasks started")
+@pytest.mark.parity("--container-save: nothing is saved if a task did not start")
 def test_nothing_is_saved_where_a_task_did_not_start(lab: Lab) -> None:
     refused(lab, IMAGE, SAVE, "--container-workdir=/no/such", "true")
     assert lab.run(["ls", "saved.sqsh"], check=False).returncode != 0

@@ -36,12 +36,14 @@ def plugin(lab: Lab) -> Iterator[str]:
     lab.install_plugin(line)
 
 
-@pytest.mark.parity("the batch script is readable in the container", "sbatch: the script runs in the container")
+@pytest.mark.parity(
+    "the batch script is readable in the container", "sbatch: the script is mounted read-only at its own path"
+)
 def test_the_script_runs_in_the_container(lab: Lab) -> None:
     assert "minimal /srv/work" in batch(lab, 'echo "$IMAGE_NAME $(pwd)"', IMAGE)
 
 
-@pytest.mark.parity("sbatch: the script runs in the container")
+@pytest.mark.parity("sbatch: the script is mounted read-only at its own path")
 def test_a_script_of_a_job_with_several_tasks(lab: Lab) -> None:
     # Slurm tells the plugin how many tasks the job has, but not that the batch script is a single process.
     out = batch(lab, "echo $IMAGE_NAME", IMAGE, "-w", "n1,n2", "-n2")
@@ -56,7 +58,7 @@ def test_options_in_the_script_itself(lab: Lab) -> None:
     assert "minimal" in batch(lab, f"#SBATCH --container-image={escaped}\necho $IMAGE_NAME")
 
 
-@pytest.mark.parity("sbatch --export=NONE and --export=NAME keep the options")
+@pytest.mark.parity("sbatch --export=NONE and --export=NAME keep the container options of the job (not in pyxis)")
 @pytest.mark.parametrize("export", ["NONE", "FOO"])
 def test_options_reach_the_script_whatever_is_exported(lab: Lab, export: str) -> None:
     mount = "--container-mounts=./job.sh:/job"
@@ -66,7 +68,7 @@ def test_options_reach_the_script_whatever_is_exported(lab: Lab, export: str) ->
     assert [line.partition("=")[0] for line in out.splitlines() if "PYXIS" in line] == ["PYXIS_PINNED"]
 
 
-@pytest.mark.parity("sbatch: steps inside")
+@pytest.mark.parity("sbatch: each step in a batch script has a separate container")
 def test_steps_inside_have_containers_of_their_own(lab: Lab) -> None:
     out = batch(
         lab, f"echo outer=$IMAGE_NAME\nsrun {IMAGE} sh -c 'echo inner=$IMAGE_NAME'\nsrun sh -c 'echo $IMAGE_NAME'"
@@ -75,12 +77,12 @@ def test_steps_inside_have_containers_of_their_own(lab: Lab) -> None:
     assert "inner=minimal\n" in out
 
 
-@pytest.mark.parity("job arrays")
+@pytest.mark.parity("job arrays: each element has a container")
 def test_arrays(lab: Lab) -> None:
     assert batch(lab, "echo $IMAGE_NAME $SLURM_ARRAY_TASK_ID", IMAGE, "--array=1-3").count("minimal ") == 3
 
 
-@pytest.mark.parity("heterogeneous jobs, --het-group")
+@pytest.mark.parity("heterogeneous jobs: each component may have a container, also with --het-group")
 def test_heterogeneous_jobs(lab: Lab) -> None:
     done = lab.run(["srun", "-w", "n1", IMAGE, "sh", "-c", "echo $IMAGE_NAME", ":", "-w", "n2", "hostname"])
     assert sorted(done.stdout.split()) == ["minimal", "n2"]
@@ -96,7 +98,7 @@ def test_options_of_sbatch_can_be_switched_off(lab: Lab, plugin: str) -> None:
     assert "minimal" in srun(lab, IMAGE, "sh", "-c", "echo $IMAGE_NAME")
 
 
-@pytest.mark.parity("image.sqsh without ./ is a file if it exists", "--container-image: a bare file name")
+@pytest.mark.parity("image.sqsh without ./ is a file if it exists", "--container-image: accepts a bare file name")
 def test_a_bare_file_name_that_exists_is_that_file(lab: Lab) -> None:
     srun(lab, IMAGE, "--container-save=bare.sqsh", "true")
     try:
@@ -137,7 +139,7 @@ def test_an_importer_gives_the_image(lab: Lab, plugin: str) -> None:
 NAME = "--container-name=joined"
 
 
-@pytest.mark.parity("sbatch: the script of a job that joins a running container")
+@pytest.mark.parity("sbatch: the script may run in a container that is already running")
 @pytest.mark.parametrize("user", ["alice", "root"])
 @pytest.mark.parametrize("options", [(), ("--container-writable",), ("--container-remap-root",)])
 def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ...], user: str) -> None:
@@ -161,7 +163,7 @@ def test_batch_script_joins_a_running_container(lab: Lab, options: tuple[str, ..
     clear(lab)
 
 
-@pytest.mark.parity("sbatch: the script of a job that joins a running container")
+@pytest.mark.parity("sbatch: the script may run in a container that is already running")
 def test_two_batch_jobs_with_one_new_name_both_run(lab: Lab) -> None:
     """The job that made the container ends first. The other job keeps using the container."""
     body = "echo begun $1; while ! test -e ~/go$1; do sleep 0.1; done; echo ended $1"

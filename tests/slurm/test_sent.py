@@ -64,7 +64,7 @@ def listening(lab: Lab) -> str:
     return lab.run("ss -Htlnp | grep python3", user="root", check=False).stdout
 
 
-@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
+@pytest.mark.parity("--container-image: bcast:FILE sends a file of srun's host to the nodes")
 def test_a_file_of_srun_s_host(made: Lab) -> None:
     done = made.run(step(4, *sh("cat /name; stat -c %s /fill")))
     assert sorted(done.stdout.split()) == [str(SIZE)] * 4 + ["x"] * 4
@@ -80,7 +80,7 @@ def test_a_file_of_srun_s_host(made: Lab) -> None:
     assert "on 4 nodes" not in again.stderr
 
 
-@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
+@pytest.mark.parity("--container-image: bcast:FILE sends a file of srun's host to the nodes")
 def test_one_node_alone(made: Lab) -> None:
     """A step on one node gets the file, too. Tasks see no SLURM_PYXIS variable."""
     assert made.run(step(1, "cat", "/name")).stdout == "x\n"
@@ -89,7 +89,7 @@ def test_one_node_alone(made: Lab) -> None:
     assert "SLURM_PYXIS" not in done.stdout
 
 
-@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
+@pytest.mark.parity("--container-image: bcast:FILE sends a file of srun's host to the nodes")
 def test_in_a_batch_script_and_after_salloc(made: Lab) -> None:
     """In a batch script srun runs on the first node; with salloc it runs on salloc's host."""
     script = f"#!/bin/sh\nsrun --container-image=bcast:{HERE}/y.sqsh cat /name\n"
@@ -115,7 +115,7 @@ def test_a_container_that_stays_and_is_changed(made: Lab) -> None:
     assert unpacked.stdout.split() == ["x", "overlayfs"]
 
 
-@pytest.mark.parity("--container-image: bcast:FILE of srun's host")
+@pytest.mark.parity("--container-image: bcast:FILE sends a file of srun's host to the nodes")
 def test_unsendable_files(made: Lab) -> None:
     image = f"--container-image=bcast:{HERE}/x.sqsh"
     script = refused(made, ["sbatch", image, "--wrap", "true"])

@@ -29,7 +29,7 @@ def test_mpi_over_two_nodes(lab: Lab) -> None:
     assert "sum 6" in out.splitlines()
 
 
-@pytest.mark.parity("PMIx: variables and files")
+@pytest.mark.parity("PMIx: tasks get the variables and files of Slurm's PMIx server")
 @PMIX
 def test_pmix_files_and_variables(lab: Lab) -> None:
     script = 'test -d "$PMIX_SERVER_TMPDIR" && echo $PMIX_RANK $PMIX_SECURITY_MODE'
@@ -58,8 +58,8 @@ def test_stray_pmix_variables_mount_nothing(lab: Lab) -> None:
 
 @pytest.mark.parity(
     "ranks of a node share a user namespace",
-    "--container-image: a reference to a registry",
-    "one set-up for the tasks of a node",
+    "--container-image: accepts a reference to an image in a registry",
+    "all tasks of a step on a node share one container",
 )
 def test_one_container_for_the_tasks_of_a_node(lab: Lab) -> None:
     # All tasks must be alive at the same time: the kernel reuses the number of a namespace that has ended.
@@ -101,7 +101,9 @@ def test_user_and_groups(lab: Lab) -> None:
     assert srun(lab, image(), "--no-container-remap-root", "id", "-u") == "2001\n"
 
 
-@pytest.mark.parity("a program can read files of the user's supplementary groups", "supplementary groups of the user")
+@pytest.mark.parity(
+    "a program can read files of the user's supplementary groups", "supplementary groups of the user keep their access"
+)
 def test_supplementary_groups_keep_their_access(lab: Lab) -> None:
     lab.run("echo data > /home/shared-file; chgrp science /home/shared-file; chmod 640 /home/shared-file", user="root")
     try:
@@ -129,14 +131,17 @@ def test_home(lab: Lab) -> None:
         lab.run(["rm", "mine"])
 
 
-@pytest.mark.parity("a mount below /tmp works although the container's /tmp is a tmpfs", "--container-mounts: paths")
+@pytest.mark.parity(
+    "a mount below /tmp works although the container's /tmp is a tmpfs",
+    "--container-mounts: accepts directories, files",
+)
 def test_mounts(lab: Lab) -> None:
     mounts = "--container-mounts=/etc/os-release:/tmp/host,/usr/share:/mnt/share:ro,tmpfs:/scratch"
     script = "test -s /tmp/host && ls -d /mnt/share/doc && stat -f -c %T /scratch && ! touch /mnt/share/x 2>/dev/null"
     assert srun(lab, image(), mounts, "sh", "-c", script) == "/mnt/share/doc\ntmpfs\n"
 
 
-@pytest.mark.parity("--container-mounts: relative sources")
+@pytest.mark.parity("--container-mounts: a source may be a relative path")
 def test_relative_mount_source(lab: Lab) -> None:
     lab.run("mkdir -p data && echo here > data/file")
     try:
@@ -145,7 +150,7 @@ def test_relative_mount_source(lab: Lab) -> None:
         lab.run(["rm", "-r", "data"])
 
 
-@pytest.mark.parity("--container-mounts: umount")
+@pytest.mark.parity("--container-mounts: umount:PATH removes a mount of the container")
 def test_umount(lab: Lab) -> None:
     count = ("awk", '$2 == "/var/lock"', "/proc/mounts")
     assert srun(lab, image(), *count) != ""
@@ -167,7 +172,9 @@ def test_workdir(lab: Lab) -> None:
     assert "working directory in the container (--container-workdir): /no/such: No such file" in stderr
 
 
-@pytest.mark.parity("PWD and SHLVL have the values of a shell in the container")
+@pytest.mark.parity(
+    "PWD names the task's directory, also with --container-workdir (pyxis: always the image's directory); SHLVL is 0"
+)
 def test_tasks_know_their_directory(lab: Lab) -> None:
     """PWD names the directory in the container, not on the host. A shell would correct PWD, so the steps run none."""
     env = {"PWD": "/tmp", "SHLVL": "7"}
@@ -196,7 +203,7 @@ def test_environment(lab: Lab) -> None:
     assert srun(lab, image(), "--container-env=IMAGE_NAME", "sh", "-c", names, env={"FOO": "1"}) == "minimal,1,,\n"
 
 
-@pytest.mark.parity("LANG is not passed on to programs", "variables of the job that do not reach an import")
+@pytest.mark.parity("LANG is not passed on to programs", "variables that could break an import")
 def test_a_broken_environment_does_not_break_the_import(lab: Lab) -> None:
     env = {"LD_PRELOAD": "/no/such.so", "ENROOT_CACHE_PATH": "/no", "PYTHONPATH": "/no", "PYTHONHOME": "/no"}
     assert srun(lab, image(), "pwd", env=env) == "/srv/work\n"
@@ -209,7 +216,7 @@ def squashfs(lab: Lab) -> Iterator[str]:
     lab.run(["rm", "-f", "minimal.sqsh"])
 
 
-@pytest.mark.parity("--container-image: ./FILE")
+@pytest.mark.parity("--container-image: accepts a squashfs file as ./FILE or /FILE")
 def test_squashfs_image(lab: Lab, squashfs: str) -> None:
     assert srun(lab, "-N2", image(squashfs), "sh", "-c", "echo $IMAGE_NAME $PWD") == "minimal /srv/work\n" * 2
     write = ("--container-writable", "sh", "-c", "echo x > /usr/made && cat /usr/made")
@@ -230,8 +237,8 @@ BAD = [
 @pytest.mark.parity(
     "one import serves all tasks on a node",
     "a failed set-up names the node",
-    "--container-mounts: a source that is missing fails early",
-    "one task reports the error",
+    "--container-mounts: if a source is missing, the step fails",
+    "if the set-up fails, one task reports the error",
 )
 @pytest.mark.parametrize(("options", "word"), BAD, ids=[" ".join(options) for options, _ in BAD])
 def test_failure_on_a_node_names_the_node_once(lab: Lab, options: tuple[str, ...], word: str) -> None:
@@ -241,7 +248,7 @@ def test_failure_on_a_node_names_the_node_once(lab: Lab, options: tuple[str, ...
     assert "n1" in lines[0]
 
 
-@pytest.mark.parity("bad values are refused at submission")
+@pytest.mark.parity("bad values of options are refused at submission")
 @pytest.mark.parametrize(
     "option",
     [
@@ -291,7 +298,9 @@ def test_read_only_step_needs_no_writable_data_path(lab: Lab) -> None:
         lab.run(["umount", data], node="n1", user="root")
 
 
-@pytest.mark.parity("scancel and Ctrl-C during an import leave nothing", "cancelled steps leave nothing")
+@pytest.mark.parity(
+    "scancel and Ctrl-C during an import leave nothing", "cancelled steps and imports leave nothing on the nodes"
+)
 @pytest.mark.parametrize("seconds", [0.05, 0.15, 0.3, 1.0])
 def test_cancel_leaves_nothing(lab: Lab, seconds: float) -> None:
     job = lab.popen(["srun", "-N2", image(MPI), "--container-writable", "sleep", "60"])

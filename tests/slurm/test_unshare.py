@@ -8,7 +8,7 @@ from tests.slurm.lab import Lab
 from tests.slurm.steps import IMAGE, refused, sh, srun
 
 
-@pytest.mark.parity("--container-unshare=net,ipc,uts")
+@pytest.mark.parity("--container-unshare=net,ipc,uts: all tasks on a node share these new namespaces")
 @pytest.mark.parametrize("kind", ["net", "ipc", "uts"])
 def test_namespace_is_new_and_shared_by_the_tasks(lab: Lab, kind: str) -> None:
     show = sh(f"readlink /proc/self/ns/{kind}")
@@ -19,7 +19,7 @@ def test_namespace_is_new_and_shared_by_the_tasks(lab: Lab, kind: str) -> None:
     assert found != {host}
 
 
-@pytest.mark.parity("--container-unshare=net,ipc,uts")
+@pytest.mark.parity("--container-unshare=net,ipc,uts: all tasks on a node share these new namespaces")
 @pytest.mark.security("O3")
 def test_a_new_network_has_a_loopback_only(lab: Lab) -> None:
     connect = sh("exec 2>&1; bash -c 'exec < /dev/tcp/127.0.0.1/9'; bash -c 'exec < /dev/tcp/8.8.8.8/53'; true")
@@ -28,7 +28,7 @@ def test_a_new_network_has_a_loopback_only(lab: Lab) -> None:
     assert "Network is unreachable" in out
 
 
-@pytest.mark.parity("--container-unshare=net,ipc,uts")
+@pytest.mark.parity("--container-unshare=net,ipc,uts: all tasks on a node share these new namespaces")
 @pytest.mark.security("O2")
 def test_new_ipc_has_a_dev_of_its_own(lab: Lab) -> None:
     host = lab.run("stat -c %d /dev /dev/shm", node="n1").stdout.split()

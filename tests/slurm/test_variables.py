@@ -96,7 +96,7 @@ def test_the_log_of_an_entrypoint(lab: Lab) -> None:
     assert "entry for" in lab.run(["srun", "-w", "n1", "true"], env=env).stderr
 
 
-@pytest.mark.parity("PYXIS_CONTAINER_*: those of a batch job")
+@pytest.mark.parity("PYXIS_CONTAINER_*: variables of a batch job apply to its script and steps")
 def test_in_the_environment_of_a_batch_job(lab: Lab) -> None:
     env = {"PYXIS_CONTAINER_IMAGE": FILE, "PYXIS_CONTAINER_WORKDIR": "/usr"}
     try:
@@ -107,7 +107,7 @@ def test_in_the_environment_of_a_batch_job(lab: Lab) -> None:
         lab.run(["rm", "-f", "said.out"])
 
 
-@pytest.mark.parity("--container-image: with / or #")
+@pytest.mark.parity("--container-image: accepts / or # after the registry")
 @pytest.mark.parametrize(
     "reference",
     [
@@ -128,7 +128,7 @@ def test_forms_of_a_reference(lab: Lab, reference: str) -> None:
     assert srun(lab, f"--container-image={reference}", *sh("echo $IMAGE_NAME")) == "minimal\n"
 
 
-@pytest.mark.parity("--container-mounts: spaces")
+@pytest.mark.parity("--container-mounts: paths may contain escaped spaces, colons and commas")
 def test_separators_in_names_of_files_and_the_same_mount_twice(lab: Lab) -> None:
     lab.run("mkdir 'a b:c,d' && touch 'a b:c,d/file'")
     try:

@@ -43,7 +43,7 @@ def test_a_slurm_that_loses_processes(fp: FakeProcess, programs: Path, tracking:
 
 
 @pytest.mark.clusters("A `/tmp` for each job")
-@pytest.mark.parity("check: runtime_path in a directory that is private to each job")
+@pytest.mark.parity("check: reports a runtime_path in a directory that is private to each job")
 @pytest.mark.parametrize("key", ["JobContainerType        = ", "JobContainerType=job_", "NamespaceType           = "])
 @pytest.mark.parametrize(("private", "verdict"), [("/tmp,/run", "bad"), ("/tmp", "ok"), ("", "ok")])
 @pytest.mark.parametrize("kind", ["tmpfs", "linux"])
@@ -89,7 +89,7 @@ def copy(programs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return directory
 
 
-@pytest.mark.parity("check: the plugstack.conf that Slurm reads")
+@pytest.mark.parity("check: finds the plugstack.conf that Slurm reads")
 def test_default_path_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> None:
     """If PlugStackConfig has its default, all releases of scontrol print "(null)": config_info.c."""
     about_slurm(fp, programs, "PlugStackConfig         = (null)", f"SLURM_CONF              = {programs}/slurm.conf")
@@ -98,7 +98,7 @@ def test_default_path_is_beside_slurm_conf(fp: FakeProcess, programs: Path) -> N
     assert plugstack.files({"PlugStackConfig": "/x/stack"}) == ["/x/stack"]
 
 
-@pytest.mark.parity("check: the plugstack.conf that Slurm reads")
+@pytest.mark.parity("check: finds the plugstack.conf that Slurm reads")
 def test_srun_and_slurmd_may_read_two_files(programs: Path, copy: Path) -> None:
     """slurmd --conf-server reads the copy of slurmctld's files, but srun reads the machine's own slurm.conf."""
     slurm = {"SLURM_CONF": f"{programs}/slurm.conf"}

@@ -51,7 +51,9 @@ def home(tmp_path: Path) -> Home:
     return Home(tmp_path)
 
 
-@pytest.mark.parity("credentials with a port take precedence over credentials without", ".credentials: netrc")
+@pytest.mark.parity(
+    "credentials with a port take precedence over credentials without", ".credentials: has the form of netrc"
+)
 def test_netrc_by_host_port_and_user(home: Home) -> None:
     """An entry with the port takes precedence over an entry without a port, which matches every port."""
     assert home.find("a.io") is None  # the file does not exist
@@ -77,7 +79,7 @@ def test_login_is_found_by_each_spelling_of_its_registry(home: Home, registry: s
         assert home.find(registry) == ("me", "two")
 
 
-@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command)")
+@pytest.mark.parity(".credentials: a password may be $VARIABLE or $(command)")
 def test_password_from_a_variable(home: Home) -> None:
     home.netrc("machine a.io login me password $TOKEN\nmachine b.io login me password ${TOKEN}\n")
     assert home.find("a.io", TOKEN="t$(x)'") == ("me", "t$(x)'")
@@ -86,7 +88,7 @@ def test_password_from_a_variable(home: Home) -> None:
         home.find("a.io")
 
 
-@pytest.mark.parity(".credentials: passwords $VARIABLE and $(command)")
+@pytest.mark.parity(".credentials: a password may be $VARIABLE or $(command)")
 @pytest.mark.parametrize(
     ("written", "password"),
     [

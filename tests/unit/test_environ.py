@@ -9,7 +9,7 @@ from enroot_py.runtime import environ, secrets
 HOST = {"HOME": "/home/me", "EMPTY": "", "A_B": "x${HOME}"}
 
 
-@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
+@pytest.mark.parity("/etc/environment: ${VAR} is replaced by the caller's value")
 @pytest.mark.parametrize(
     ("text", "expanded"),
     [
@@ -38,7 +38,7 @@ SECRET_NAMES = (
 ).split()
 
 
-@pytest.mark.parity("/etc/environment: ${VAR} of the caller")
+@pytest.mark.parity("/etc/environment: ${VAR} is replaced by the caller's value")
 @pytest.mark.parametrize("name", SECRET_NAMES)
 def test_names_of_secrets(name: str) -> None:
     assert secrets.is_secret(name, "x")

@@ -32,7 +32,7 @@ fi
 """
 
 
-@pytest.mark.parity("values of variables may have newlines", "/etc/environment: the image's variables")
+@pytest.mark.parity("values of variables may have newlines", "/etc/environment: has the image's variables, unchanged")
 def test_environment_reads_back_exactly() -> None:
     variables = {f"V{i}": value for i, value in enumerate(NASTY)}
     assert etc.read_environment(etc.write_environment(variables)) == variables
@@ -52,7 +52,7 @@ def test_edited_line_of_environment_applies() -> None:
     assert etc.read_environment(text) == {"A": "three"}
 
 
-@pytest.mark.parity("/etc/environment: the image's variables")
+@pytest.mark.parity("/etc/environment: has the image's variables, unchanged")
 def test_plain_environment_is_what_enroot_reads() -> None:
     assert etc.write_environment({"PATH": "/bin", "EMPTY": ""}) == "PATH=/bin\nEMPTY=\n"
     assert etc.read_environment("# c\n\n  A=1\nnothing\n=x\nB=${HOME}\n") == {"A": "1", "B": "${HOME}"}
@@ -64,7 +64,7 @@ def test_quoted_word_is_one_word_for_a_shell(word: str) -> None:
     assert done.stdout.decode() == word
 
 
-@pytest.mark.parity("labels may have newlines", "/etc/rc: provenance")
+@pytest.mark.parity("labels may have newlines", "/etc/rc: comments name the image's source and labels")
 def test_rc_runs_the_command_of_the_config(tmp_path) -> None:  # type: ignore[no-untyped-def]
     run = Exec(str(tmp_path / "new dir"), ("printf", "%s|"), ("it's", "$HOME", "a\nb"))
     script = etc.write_rc("docker://r#i:1", {"a\nreboot": "x\n$(touch /x)", "k": "v"}, run)
@@ -88,7 +88,7 @@ def test_rc_is_understood_without_a_shell(entrypoint: tuple[str, ...], command: 
     assert (run.workdir, run.entrypoint, run.command) == ("/a b", entrypoint, command)
 
 
-@pytest.mark.parity("/etc/rc of enroot and of other programs")
+@pytest.mark.parity("/etc/rc: penroot reads the /etc/rc of enroot")
 def test_reads_what_enroot_writes() -> None:
     run = etc.read_rc(ENROOT, "# a comment\n")
     assert run is not None
@@ -97,7 +97,7 @@ def test_reads_what_enroot_writes() -> None:
     assert run.argv(("true",)) == ("tini", "--", "true")
 
 
-@pytest.mark.parity("/etc/rc.local")
+@pytest.mark.parity("/etc/rc.local: its commands are run by a shell of the image")
 @pytest.mark.parametrize(
     ("before", "after"),
     [

@@ -24,7 +24,7 @@ def test_all_fields() -> None:
     assert (parse("tmpfs /scratch").fstype, parse("tmpfs /scratch").words) == ("tmpfs", {"x-create=dir"})
 
 
-@pytest.mark.parity("fstab: omitted fields")
+@pytest.mark.parity("fstab: omitted fields get default values")
 @pytest.mark.parametrize(
     ("line", "source", "target", "fstype"),
     [
@@ -52,7 +52,7 @@ def test_variables_and_escapes() -> None:
     assert (mount.source, mount.target) == ("/home/a b/x", "/b c\td")
 
 
-@pytest.mark.parity("fstab: \\040 and similar escapes")
+@pytest.mark.parity("fstab: \\040 and similar escapes are decoded")
 @pytest.mark.parametrize(
     ("text", "meaning"),
     [
@@ -86,7 +86,7 @@ def test_bad_line_is_named_with_its_origin(line: str) -> None:
         parse(line)
 
 
-@pytest.mark.parity("blank lines, comments and \\040 may be in fstab", "fstab: blank lines and comments")
+@pytest.mark.parity("blank lines, comments and \\040 may be in fstab", "fstab: blank lines and comments are skipped")
 def test_file_skips_blank_lines_and_comments() -> None:
     text = "\n# comment\n  /a /b none bind\n\n"
     (mount,) = fstab.parse_file(text, {}, "f")
@@ -100,13 +100,13 @@ def test_describe_reads_back() -> None:
     assert again.source == "/a b"
 
 
-@pytest.mark.parity("/proc rw", "hosts, hostname")
+@pytest.mark.parity("default mounts: /proc rw", "default mounts: hosts, hostname")
 @pytest.mark.parametrize("text", fstab.SYSTEM.values(), ids=fstab.SYSTEM)
 def test_shipped_mounts_parse(text: str) -> None:
     assert list(fstab.parse_file(text, {}, "shipped"))
 
 
-@pytest.mark.parity("/etc/fstab: volumes")
+@pytest.mark.parity("/etc/fstab: volumes of the image are mounted, and created if missing")
 def test_fstab_of_an_image_escapes_special_characters() -> None:
     assert fstab.write_image(["/data/"]) == "${ENROOT_ROOTFS}/data /data none x-create=dir,bind,rw,nosuid,nodev\n"
     assert "/a\\040b\\134\\044{HOME} " in fstab.write_image(["/a b\\${HOME}"])

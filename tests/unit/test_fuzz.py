@@ -95,7 +95,7 @@ def test_image_mounts_only_its_own_paths(rng: random.Random, soak: bool) -> None
 
 
 def test_an_image_gets_no_secret_of_its_caller(rng: random.Random, soak: bool, tmp_path: pathlib.Path) -> None:
-    """The image gets no secret, however its /etc/environment writes the name of a variable."""
+    """No spelling of a variable in the image's /etc/environment gives the image a secret of the caller."""
     host = {"HF_TOKEN": "hidden", "MY_PASSWORD": "hidden", "PROXY": "http://me:hidden@proxy", "HOME": "/h"}
     (tmp_path / "etc").mkdir()
     text = "".join(f"A{number}=${{{name}}} '${name}' ${{{name}:-}}\n" for number, name in enumerate(host))

@@ -48,7 +48,7 @@ def box(tmp_path: Path) -> Box:
     return Box(tmp_path)
 
 
-@pytest.mark.parity("10-shadow: passwd", "10-aptfix")
+@pytest.mark.parity("10-shadow: adds the caller to passwd and group", "10-aptfix")
 def test_the_caller_is_in_passwd_before_others(box: Box) -> None:
     """The hook also removes the user _apt."""
     apt = "_apt:x:100:65534::/nonexistent:/usr/sbin/nologin\n"
@@ -59,7 +59,7 @@ def test_the_caller_is_in_passwd_before_others(box: Box) -> None:
     assert (box.root / "home/me").is_dir()
 
 
-@pytest.mark.parity("10-shadow: passwd")
+@pytest.mark.parity("10-shadow: adds the caller to passwd and group")
 def test_groups_of_the_image_with_the_number_of_the_callers_stay(box: Box) -> None:
     box.write(group="root:x:0:\nwheel:x:0:other\nstaff:x:1234:other\n")
     box.run("10-shadow")
@@ -68,7 +68,7 @@ def test_groups_of_the_image_with_the_number_of_the_callers_stay(box: Box) -> No
     assert lines[3:] == ["wheel:x:0:other", "staff:x:1234:other"]
 
 
-@pytest.mark.parity("10-shadow: shadow")
+@pytest.mark.parity("10-shadow: adds the caller to shadow and gshadow")
 @pytest.mark.security("I8")
 def test_users_missing_in_the_shadow_files_are_added(box: Box) -> None:
     lines = ["root:*:19000:0:99999:7:::", "app:!$6$x:19000::::::"]
@@ -85,7 +85,7 @@ def test_users_missing_in_the_shadow_files_are_added(box: Box) -> None:
     assert shadow.read_bytes() == before
 
 
-@pytest.mark.parity("10-shadow: shadow")
+@pytest.mark.parity("10-shadow: adds the caller to shadow and gshadow")
 def test_an_empty_image_gets_one_root_and_no_shadow_files(box: Box) -> None:
     box.run("10-shadow", uid=0)
     assert not list((box.root / "etc").glob("*shadow*"))
@@ -125,7 +125,7 @@ def test_a_broken_hook_is_named(box: Box, text: str, why: str) -> None:
         hooks.run(hooks.load(settings.load(host), host, [str(box.root)]), box.context())
 
 
-@pytest.mark.parity("10-shadow: home")
+@pytest.mark.parity("10-shadow: makes the home directory and mail file")
 def test_home_is_made_as_the_image_configures_it(box: Box) -> None:
     files = {
         "skel/.bashrc": "bashrc",
@@ -144,7 +144,7 @@ def test_home_is_made_as_the_image_configures_it(box: Box) -> None:
     assert box.lines("passwd")[2].endswith(":/bin/fish")
 
 
-@pytest.mark.parity("10-shadow: home")
+@pytest.mark.parity("10-shadow: makes the home directory and mail file")
 def test_home_is_not_made_if_the_image_forbids_it(box: Box) -> None:
     box.write(**{"login.defs": "CREATE_HOME no\n"})
     box.run("10-shadow")

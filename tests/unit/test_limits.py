@@ -26,7 +26,7 @@ def verdicts(findings: list[Finding]) -> dict[str, str]:
     return {finding.what.split()[0]: finding.verdict for finding in findings}
 
 
-@pytest.mark.parity("doctor: problems and their fixes")
+@pytest.mark.parity("doctor (new): reports problems with their fixes")
 @pytest.mark.parametrize(("scope", "verdict"), [(0, "ok"), (1, "warn"), (2, "warn"), (3, "warn")])
 def test_ptrace_scope_of_yama_is_warned_of(tmp_path: Path, scope: int, verdict: str) -> None:
     root = sysctls(tmp_path, kernel__yama__ptrace_scope=scope)

@@ -66,7 +66,7 @@ def test_docker_command_gets_a_hint_with_penroots(line: str, command: str) -> No
     assert hint == command or command in hint and command.endswith((";", "COMMAND"))
 
 
-@pytest.mark.parity("manual pages")
+@pytest.mark.parity("manual pages: each verb has a page with all its options")
 def test_every_verb_has_a_page_and_is_in_the_main_page() -> None:
     verbs = {verb for verb, command in penroot.commands.items() if not command.hidden}
     assert set(OF_PENROOT) == {"penroot.1", "penroot.yaml.5", *(f"penroot-{verb}.1" for verb in verbs)}
@@ -74,7 +74,7 @@ def test_every_verb_has_a_page_and_is_in_the_main_page() -> None:
         assert f"penroot-{verb}(1)" in plain("penroot.1")
 
 
-@pytest.mark.parity("manual pages")
+@pytest.mark.parity("manual pages: each verb has a page with all its options")
 @pytest.mark.parametrize("verb", sorted(set(penroot.commands) - {"start", "batch", "manual"}))
 def test_every_option_is_in_the_page_of_its_verb(verb: str) -> None:
     page = plain(f"penroot-{verb}.1")

@@ -82,7 +82,7 @@ def test_device_that_is_named_and_has_no_node(tmp_path: pathlib.Path, box: pathl
     assert verbs(planned(host, box, "0")) == verbs(planned(host, box, "all")) == {"uverbs0"}
 
 
-@pytest.mark.parity("99-mellanox: uverbs")
+@pytest.mark.parity("99-mellanox: adds uverbs, rdma_cm, umad and issm")
 def test_adapters_have_the_order_of_enroot(tmp_path: pathlib.Path, box: pathlib.Path) -> None:
     """Adapters are ordered by driver and then by address, and not by node number. Other vendors come last."""
     host = FakeHost(tmp_path / "host")

@@ -176,7 +176,7 @@ def test_image_that_is_not_debian(dgx: FakeHost, tmp_path: pathlib.Path) -> None
     assert f"/usr/lib64/libcuda.so.{VERSION}" in edits.files
 
 
-@pytest.mark.parity("98-nvidia: gdrdrv")
+@pytest.mark.parity("98-nvidia: adds gdrdrv")
 def test_gpudirect_devices_and_files(dgx: FakeHost, box: pathlib.Path) -> None:
     edits = planned(dgx, box, {"NVIDIA_VISIBLE_DEVICES": "0"})
     assert {"/dev/gdrdrv", "/dev/nvidia-fs0", "/dev/nvidia-caps-imex-channels/channel0"} <= set(edits.nodes)

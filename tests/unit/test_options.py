@@ -135,7 +135,7 @@ def test_longest_name_is_a_valid_file_name() -> None:
     assert len(f"pyxis_{2**32 - 1}_{parsed('container-name=' + name).name}") == 255
 
 
-@pytest.mark.parity("PYXIS_CONTAINER_*: defaults that the command line overrides")
+@pytest.mark.parity("PYXIS_CONTAINER_*: options of the command line take precedence")
 def test_command_line_takes_precedence_over_variables() -> None:
     environ = {
         "PYXIS_CONTAINER_IMAGE": "other",
@@ -194,7 +194,7 @@ def test_the_same_value_twice_is_no_contradiction() -> None:
     assert parsed("container-image=a", "container-image=a", "container-writable=", "container-writable=").image == "a"
 
 
-@pytest.mark.parity("options without image or name are ignored with a message")
+@pytest.mark.parity("options for containers are ignored, with a message, if no image or name is given")
 def test_options_without_a_container_are_ignored() -> None:
     """One line is printed for each ignored option."""
     lines = ignored(parsed("container-mounts=/a", "container-writable=", PYXIS_CONTAINER_WORKDIR="/w"))
@@ -246,7 +246,7 @@ def mounts(text: str) -> list[tuple[str, str]]:
     return [(mount.source, mount.target) for mount in parse([("container-mounts", text)], ENVIRON, "/work").mounts]
 
 
-@pytest.mark.parity("--container-mounts: $VAR where no shell expands it")
+@pytest.mark.parity("--container-mounts: $VAR is replaced by the job's value")
 @pytest.mark.parametrize(
     ("text", "expected"),
     [

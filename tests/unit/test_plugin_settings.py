@@ -40,8 +40,10 @@ def test_bad_values_are_refused(argument: str) -> None:
         load([argument])
 
 
-@pytest.mark.parity("use_enroot_load")
-@pytest.mark.parametrize("argument", ["use_enroot_load=1", "use_squashfuse=On"])
+@pytest.mark.parity("use_enroot_load", "1, true, yes, y, t and on mean yes")
+@pytest.mark.parametrize(
+    "argument", ["use_enroot_load=1", "use_squashfuse=On", "use_squashfuse=T", "use_squashfuse=yes"]
+)
 def test_ineffective_arguments_are_accepted(argument: str) -> None:
     assert getattr(load([argument]), argument.partition("=")[0]) is True
     assert SETTINGS[argument.partition("=")[0]].doc.startswith("no effect")

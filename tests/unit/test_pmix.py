@@ -68,7 +68,7 @@ def test_copy_by_a_hook_differs_from_a_value_of_the_user() -> None:
     assert not pmix.is_copy("PMIX_MCA_ptl", "tcp", server)
 
 
-@pytest.mark.parity("PMIx 3 and 5 in the image")
+@pytest.mark.parity("PMIx 3 and 5 in the image work with Slurm's PMIx 4")
 @pytest.mark.parametrize(("offered", "root"), [("munge", False), ("munge", True), ("munge,native", True)])
 def test_no_credential_in_common_is_refused(offered: str, root: bool) -> None:
     environ = {**MUNGE, "PMIX_SECURITY_MODE": offered}

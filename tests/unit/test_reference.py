@@ -17,8 +17,9 @@ HUB = "registry-1.docker.io"
     "a registry's host name may have capitals",
     "a private registry's image name gets no library/ in front",
     "URI: docker://[USER@][REGISTRY#]IMAGE[:TAG][@DIGEST]",
-    "URI: a REGISTRY/ has a '.' or a ':'",
-    "URI: docker.io and index.docker.io are the hub",
+    "URI: the word before the first / is a registry",
+    "URI: a digest takes precedence over a tag",
+    "URI: docker.io and index.docker.io are Docker Hub",
 )
 @pytest.mark.parametrize(
     ("text", "canonical"),
@@ -94,7 +95,10 @@ def test_uri_reads_back(text: str) -> None:
         reference.tag = "x"
 
 
-@pytest.mark.parity("the default file name omits the namespace library of Docker Hub", "default names of image files")
+@pytest.mark.parity(
+    "the default file name omits the namespace library of Docker Hub",
+    "import: the default file name is NAMESPACE+NAME+TAG.sqsh",
+)
 @pytest.mark.parametrize(
     ("text", "name"),
     [

@@ -23,7 +23,7 @@ def conf(environ: dict[str, str], text: str, name: str = "enroot.conf") -> None:
     path.write_text(text)
 
 
-@pytest.mark.parity("XDG_* and TMPDIR: the defaults of these paths", "variables take precedence over files")
+@pytest.mark.parity("XDG_* and TMPDIR determine the defaults of these paths", "variables take precedence over files")
 def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
     """An empty variable counts as unset."""
     assert settings.load(environ).cache_path == "/home/x/.cache/enroot"
@@ -32,7 +32,7 @@ def test_defaults_follow_xdg(environ: dict[str, str]) -> None:
     assert settings.load({**environ, "ENROOT_DATA_PATH": ""}).data_path == "/data"
 
 
-@pytest.mark.parity("enroot.conf: $(id -u)", "variables take precedence over files")
+@pytest.mark.parity("enroot.conf: $(id -u), $(nproc) and ${VAR} are replaced", "variables take precedence over files")
 def test_precedence_of_default_conf_and_environment(environ: dict[str, str]) -> None:
     conf(environ, "# comment\n\nENROOT_DATA_PATH /data/$(id -u)/${NAME:-none}\nENROOT_REMAP_ROOT=yes\n")
     loaded = settings.load(environ)
@@ -59,7 +59,9 @@ MISTAKES = (
 
 
 @pytest.mark.parity(
-    "ENROOT_LIBRARY_PATH", "enroot.conf: $(id -u)", "a wrong key or value is an error with file and line"
+    "ENROOT_LIBRARY_PATH",
+    "enroot.conf: $(id -u), $(nproc) and ${VAR} are replaced",
+    "a wrong key or value is an error that names the file and line",
 )
 @pytest.mark.parametrize("line", [*MISTAKES.split("|"), "DATA_PATH " + 600 * "/x", "FOO"])
 def test_mistakes_name_file_and_line(environ: dict[str, str], line: str) -> None:
@@ -116,7 +118,9 @@ def test_misspelt_variable_differs_from_a_variable_of_the_site(environ: dict[str
     assert "ENROOT_REMAP_ROOT" in caught.value.hint
 
 
-@pytest.mark.parity("enroot.conf: KEY VALUE and KEY=VALUE", "enroot.conf: $(id -u)")
+@pytest.mark.parity(
+    "enroot.conf: accepts KEY VALUE and KEY=VALUE", "enroot.conf: $(id -u), $(nproc) and ${VAR} are replaced"
+)
 @pytest.mark.parametrize(
     ("line", "value"),
     [

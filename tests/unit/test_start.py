@@ -26,7 +26,7 @@ FORMS = [
 ]
 
 
-@pytest.mark.parity("long options as --x v and --x=v", "start --env", "start --mount")
+@pytest.mark.parity("long options: --x VALUE and --x=VALUE are the same", "start --env", "start --mount")
 @pytest.mark.parametrize(("option", "words"), FORMS)
 def test_value_in_each_form_and_twice(option: str, words: list[str]) -> None:
     assert getattr(parsed(*words), start.VALUES[option]) == ["a=b"]

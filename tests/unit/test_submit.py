@@ -59,7 +59,7 @@ def test_sites_can_disable_tag_resolution(tmp_path: Path, argument: str) -> None
     assert resolves(job("a.sqsh", cwd=str(tmp_path))) == ""
 
 
-@pytest.mark.parity("URI: docker://USER:PASSWORD@...")
+@pytest.mark.parity("URI: docker://USER:PASSWORD@... is a login for this command only")
 @pytest.mark.parametrize("context", ["srun", "sbatch", "salloc"])
 @pytest.mark.parametrize("arguments", [(), (("arg", "importer=/bin/true"),)])
 def test_password_in_an_image_is_refused(context: str, arguments: tuple[tuple[str, str], ...]) -> None:

@@ -1,7 +1,8 @@
 """Find the GPUs that Slurm allocated to a step, in the environment of one of its tasks.
 
-SLURM_STEP_GPUS numbers the GPUs of the node in the order of gres.conf. A task also has masks: variables such as
-CUDA_VISIBLE_DEVICES. Masks number all GPUs of the node; with ConstrainDevices, masks number only the allocated GPUs.
+The numbers in SLURM_STEP_GPUS count the GPUs of the node in the order of gres.conf. A task also has variables such as
+CUDA_VISIBLE_DEVICES, which this module calls masks. The numbers in masks also count all GPUs of the node, but with
+ConstrainDevices only the allocated GPUs.
 Sources: gres.conf(5), srun(1), Slurm's common_gres_set_env().
 """
 
@@ -36,7 +37,7 @@ def gpus_of_step(caller: Mapping[str, str], allocated: str, masks: list[str]) ->
     """Return the GPU numbers of all tasks of a step on this node, or None if they are unknown.
 
     ``allocated`` and ``masks`` are the GPUs and the visible devices of one task. The second value tells whether the
-    masks number all GPUs of the node, as they do without ConstrainDevices.
+    numbers in the masks count all GPUs of the node, as they do without ConstrainDevices.
     """
     task_gpus = [word for word in allocated.split(",") if word and word != UNNUMBERED]
     bound = is_bound(caller, allocated)

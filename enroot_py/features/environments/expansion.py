@@ -222,7 +222,7 @@ def _stripped(text: str, operator: str, pattern: str) -> str:
     if operator[0] == "#":
         match = re.match(pattern, text, re.DOTALL)
         return text[match.end() :] if match else text
-    before = ".*" if len(operator) == 1 else ".*?"  # the shortest matching end follows the longest beginning
+    before = ".*" if len(operator) == 1 else ".*?"  # % removes the shortest suffix, so let .* match as much as possible
     match = re.fullmatch(f"({before}){pattern}", text, re.DOTALL)
     return match[1] if match else text
 

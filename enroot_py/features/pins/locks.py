@@ -41,15 +41,15 @@ def lock(file: str, images: tuple[str, ...], *, check: bool) -> None:
 
 
 def _read(path: str, *, makes: bool) -> tuple[str, LockFile]:
-    """Return text and images of a lock file. With ``makes``, a missing file counts as empty. Raises ConfigError."""
+    """Return text and images of a lock file. With ``makes``, a missing file has only the header. Raises ConfigError."""
     text = lockfile.content(path) if os.path.lexists(path) or not makes else lockfile.HEADER + "\n"
     return text, lockfile.parse(path, text)
 
 
 def _resolve(locked: LockFile, requested: dict[str, str]) -> _Digests:
-    """Resolve the ``requested`` images and the lines without a digest. If no image is requested, resolve all lines.
+    """Look up the current digests of the ``requested`` images and of images in the file that have no digest yet.
 
-    Raises PenrootError.
+    If no image is requested, look up all images in the file. Raises PenrootError.
     """
     options = settings.load()
     texts = {

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def absence(host: Host) -> tuple[str, str]:
-    """Return why this module finds no driver, and a hint. The reason is empty on an ordinary node without a driver."""
+    """Return why this module finds no driver, and a hint. The reason is "" unless the node is WSL2 or a Jetson."""
     for kind, marks in (("WSL2", ("/dev/dxg",)), ("a Jetson", ("/dev/nvmap", "/etc/nv_tegra_release"))):
         if any(host.exists(path) for path in marks):
             return f"it is {kind}", "describe the GPU with CDI: nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml"
@@ -35,7 +35,7 @@ def loaded_version(host: Host) -> str:
 
 
 def capabilities(text: str) -> set[str]:
-    """Parse NVIDIA_DRIVER_CAPABILITIES; the default is compute and utility. Raises HookError."""
+    """Parse NVIDIA_DRIVER_CAPABILITIES. The default is compute and utility. Raises HookError."""
     words = {word.strip() for word in text.split(",") if word.strip()} or {"compute", "utility"}
     if "all" in words:
         return set(tables.CAPABILITIES)
@@ -67,7 +67,7 @@ class Driver:
 
     @property
     def libraries(self) -> list[ldcache.Library]:
-        """Libraries in the loader cache. If no main library there fits the kernel module, search directories."""
+        """The libraries in the loader cache, or in directories if no libcuda or libnvidia-ml fits the kernel module."""
         if self._libraries is None:
             try:
                 self._libraries = ldcache.find(self.tree.read("/etc/ld.so.cache"), tables.PREFIXES)
@@ -90,7 +90,7 @@ class Driver:
         return list(dict.fromkeys([*usual, *self._paths("LD_LIBRARY_PATH")]))
 
     def _has_driver_version(self, path: str) -> bool:
-        """Check whether a library has the kernel module's version. CUDA's compatibility package has another one."""
+        """Check whether a library has the kernel module's version. Libraries of CUDA's compatibility package do not."""
         return not self.version or self.tree.real(path).endswith("." + self.version)
 
     def _scanned(self) -> list[ldcache.Library]:
@@ -217,7 +217,7 @@ def add_compat(edits: Edits, context: Context, version: str, known: list[GPU]) -
 
 
 def add_direct_nodes(edits: Edits, host: Host) -> None:
-    """Add the host's nodes of GDRCopy, GPUDirect Storage and IMEX channels."""
+    """Add the host's device nodes of GDRCopy, GPUDirect Storage and IMEX channels."""
     edits.node(host, "/dev/gdrdrv")
     for name in host.list("/dev"):
         if name.startswith("nvidia-fs"):

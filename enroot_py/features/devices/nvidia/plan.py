@@ -24,7 +24,7 @@ class Plan:
     """The host's GPUs, the requested GPUs, and the edits of the container."""
 
     def __init__(self, context: Context, visible: str, *, by_option: bool) -> None:
-        """``visible`` is the value of NVIDIA_VISIBLE_DEVICES, or if ``by_option`` of --device. Raises HookError."""
+        """``visible`` is the value of --device if ``by_option``, else of NVIDIA_VISIBLE_DEVICES. Raises HookError."""
         self.context = context
         self.visible = visible
         self.by_option = by_option
@@ -58,7 +58,7 @@ class Plan:
 
     @property
     def _words(self) -> list[str]:
-        """The GPU names in the selection."""
+        """The names of GPUs in ``visible``."""
         words = [word.strip().removeprefix(KIND + "=") for word in self.visible.split(",")]
         return [word for word in words if word not in ("", "none")]
 
@@ -106,7 +106,8 @@ class Plan:
     def _select_allocated(self, allocated: str) -> Selection:
         """Return the selected GPUs of the step. Warn about selected GPUs that the step does not have.
 
-        If the masks of the step's tasks number all GPUs of the node, set PENROOT_GPUS in the container's environment.
+        If Slurm counts all GPUs of the node in CUDA_VISIBLE_DEVICES, set PENROOT_GPUS in the container's environment:
+        pyxis_py/node/gpus.py then changes CUDA_VISIBLE_DEVICES of each task to count the container's GPUs.
         """
         step, counts_all = self._step_gpus(allocated)
         selection = self._narrowed(step, allocated)
@@ -136,14 +137,14 @@ class Plan:
     def _step_gpus(self, allocated: str) -> tuple[Selection, bool]:
         """Return the GPUs of the step's tasks on this node. If they are unknown, return all GPUs of the node.
 
-        The device cgroup then denies access to other GPUs. The second value tells whether the masks of the tasks number
-        all GPUs of the node.
+        In that case, only the device cgroup keeps the container from GPUs that the step does not have. The second value
+        tells whether Slurm counts all GPUs of the node in CUDA_VISIBLE_DEVICES, not only GPUs of the step.
         """
         caller = self.context.host
         everything = Selection(tuple(self.gpus.all), every=True)
         masks = [word for word in caller.get("CUDA_VISIBLE_DEVICES", "").split(",") if word]
         if any(mask.startswith("MIG-") for mask in masks):
-            # Slurm's numbers of MIG devices are not minor numbers of GPU nodes.
+            # For MIG devices, Slurm's numbers are not the minor numbers of /dev/nvidia*.
             try:
                 bound = allocation.is_bound(caller, allocated)
                 return everything if bound else self.gpus.select(masks, "CUDA_VISIBLE_DEVICES"), False
@@ -154,7 +155,8 @@ class Plan:
         if not gpus or len(gpus) != len(numbers):
             return everything, False
         if counts_all and "CUDA_VISIBLE_DEVICES" in self.context.environ:
-            return everything, False  # the user or the image has set the mask, so it is not renumbered
+            # The user or the image has set the variable. It is not renumbered, so add all GPUs that it may count.
+            return everything, False
         return Selection(gpus), counts_all
 
     def _by_cdi(self, words: list[str], *, must: bool) -> bool:
@@ -194,7 +196,7 @@ class Plan:
         return HookError(f"CDI: {reason}", hint="nvidia-ctk cdi generate --output=/etc/cdi/nvidia.yaml")
 
     def _run_container_cli(self, selection: Selection) -> None:
-        """Let nvidia-container-cli(1) configure the container: PENROOT_NVIDIA_MODE."""
+        """Let nvidia-container-cli(1) configure the container, as PENROOT_NVIDIA_MODE requests."""
         self.gpus.hide_others(self.edits, self.gpus.nodes(selection))
         command = ["nvidia-container-cli", "--user"]
         command += ["--debug=/dev/stderr"] if "NVIDIA_DEBUG_LOG" in self.context.host else []
@@ -212,7 +214,7 @@ class Plan:
         self.edits.programs.append(command)
 
     def _add_optional(self) -> None:
-        """Add access to MIG management if requested, and the sockets of NVIDIA daemons."""
+        """Add the device nodes for MIG management if requested, and the sockets of NVIDIA daemons."""
         for name, number in (("NVIDIA_MIG_CONFIG_DEVICES", 1), ("NVIDIA_MIG_MONITOR_DEVICES", 2)):
             if self.context.value(name):
                 self.edits.node(self.host, f"/dev/nvidia-caps/nvidia-cap{number}")
@@ -223,7 +225,7 @@ class Plan:
                     self.edits.file(self.driver.tree, path)
 
     def _add_direct(self) -> None:
-        """Add the files of GPUDirect and MPS, also in the mode nvidia-container-cli: the program adds few of these."""
+        """Add the files of GPUDirect and MPS, also in the mode nvidia-container-cli: that program adds few of them."""
         if "compute" in self.capabilities:
             driver.add_direct_nodes(self.edits, self.host)
             self.edits.file(self.host, "/etc/cufile.json")
@@ -238,7 +240,7 @@ class Plan:
 
 
 def _requirements(context: Context) -> dict[str, str]:
-    """Return NVIDIA_REQUIRE_*, or nothing if NVIDIA_DISABLE_REQUIRE is set."""
+    """Return the variables NVIDIA_REQUIRE_*, or none if NVIDIA_DISABLE_REQUIRE is set."""
     if context.value("NVIDIA_DISABLE_REQUIRE") not in ("", "0", "false"):
         return {}
     names = {name for name in (*context.environ, *context.host) if name.startswith("NVIDIA_REQUIRE_")}

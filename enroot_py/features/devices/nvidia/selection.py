@@ -1,4 +1,4 @@
-"""Select a container's GPUs and MIG devices, and add their nodes in /dev."""
+"""Select a container's GPUs and MIG devices, and add their device nodes in /dev."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _PROC = "/proc/driver/nvidia"
 
 
 class GPU:
-    """One GPU. ``index`` is its index in nvidia-smi: by PCI address, among the GPUs with a node; -1 without a node."""
+    """One GPU. ``index`` is its number in nvidia-smi, which lists GPUs with a device node by PCI address, or -1."""
 
     __slots__ = ("index", "minor", "bus", "uuid", "model")
 
@@ -70,7 +70,7 @@ class Selection:
 class GPUs:
     """The GPUs of a host, in the order of PCI addresses, or of minor numbers if /proc does not list the GPUs.
 
-    In a container that has only some GPUs, /proc also lists the others, but they have no node.
+    In a container that has only some GPUs, /proc also lists the other GPUs, but these have no device node.
     """
 
     def __init__(self, host: Host, nvml: Callable[[], str]) -> None:
@@ -103,7 +103,7 @@ class GPUs:
         return Selection(tuple(whole.values()), tuple(parts))
 
     def _usable(self) -> tuple[GPU, ...]:
-        """Return the GPUs that have a node, as nvidia-smi does. Warn about the others."""
+        """Return the GPUs that have a device node, as nvidia-smi does. Warn about the other GPUs."""
         for gpu in self.all:
             if gpu.index < 0:
                 log.warn(f"ignoring GPU {gpu.bus}: {os.uname().nodename} has no {gpu.node}")
@@ -159,7 +159,7 @@ class GPUs:
         return None
 
     def _mig_by_numbers(self, word: str) -> Mig | None:
-        """Find a MIG device by GPU:MIG without NVML, but with NVML's numbers."""
+        """Find a MIG device by GPU:MIG without NVML. The numbers are the same as NVML's."""
         migs = ((f"{gpu.index}:{i}", mig) for gpu in self.all for i, mig in enumerate(self._instances(gpu, word)))
         return next((mig for name, mig in migs if name == word), None)
 
@@ -181,7 +181,7 @@ class GPUs:
         return next((name for name in (gpu.uuid, str(gpu.index), f"gpu{gpu.index}") if name in names), word)
 
     def nodes(self, selection: Selection) -> set[str]:
-        """Return the nodes of the selected GPUs and of their instances."""
+        """Return the device nodes of the selected GPUs and of their MIG instances."""
         whole = {gpu.minor for gpu in selection.gpus}
         parts = {(mig.gpu.minor, mig.gi, mig.ci) for mig in selection.migs}
         nodes = {gpu.node for gpu in selection.gpus} | {mig.gpu.node for mig in selection.migs}
@@ -196,7 +196,7 @@ class GPUs:
         return nodes
 
     def add(self, edits: Edits, selection: Selection, capabilities: set[str]) -> None:
-        """Add the nodes of the selected devices and hide the others. Raises HookError if a selected GPU has no node."""
+        """Add the device nodes of the selection and hide all others. Raises HookError if a selected GPU has no node."""
         graphics = bool(capabilities & {"graphics", "display"})
         self._add_common(edits, graphics=graphics, compute="compute" in capabilities)
         selected = self.nodes(selection)
@@ -215,7 +215,7 @@ class GPUs:
                     edits.node(self.host, f"/dev/{name}")
 
     def _add_common(self, edits: Edits, *, graphics: bool, compute: bool) -> None:
-        """Add the nodes that all GPUs share. Raises HookError."""
+        """Add the device nodes that all GPUs share. Raises HookError."""
         hostname = os.uname().nodename
         if not edits.node(self.host, "/dev/nvidiactl"):
             raise HookError(
@@ -229,7 +229,7 @@ class GPUs:
             edits.node(self.host, "/dev/nvidia-modeset")
 
     def _add_gpu(self, edits: Edits, gpu: GPU, *, graphics: bool) -> None:
-        """Add the nodes of one GPU. Raises HookError."""
+        """Add the device nodes of one GPU. Raises HookError."""
         if not edits.node(self.host, gpu.node):
             raise HookError(
                 f"the GPU {gpu.bus} has no node {self.host.path(gpu.node)} on {os.uname().nodename}",
@@ -240,7 +240,7 @@ class GPUs:
                 edits.node(self.host, f"/dev/dri/{name}")
 
     def _check_mig(self, mig: Mig) -> None:
-        """Raises HookError if a MIG device lacks one of its two nodes."""
+        """Raise HookError if a MIG device lacks one of its two device nodes."""
         for name in (f"gi{mig.gi}/access", f"gi{mig.gi}/ci{mig.ci}/access"):
             if f"gpu{mig.gpu.minor}/{name}" not in self._caps.values():
                 raise HookError(
@@ -250,7 +250,7 @@ class GPUs:
                 )
 
     def hide_others(self, edits: Edits, selected: set[str]) -> None:
-        """Hide the nodes of GPUs and instances that are not ``selected``, including GPUs that /proc does not list."""
+        """Hide all device nodes of GPUs and MIG instances except ``selected``, also of GPUs that /proc lacks."""
         names = [name for name in self.host.list("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
         gpu_nodes = {f"/dev/{name}" for name in names} | self.nodes(Selection(tuple(self.all)))
         edits.hidden += sorted(gpu_nodes - selected)
@@ -291,9 +291,9 @@ def _address(text: str) -> tuple[str, str]:
 
 
 def _cap_nodes(host: Host) -> dict[int, str]:
-    """Return the capabilities of the nodes in /dev/nvidia-caps by node number, such as gpu0/gi1/access."""
+    """Return node number in /dev/nvidia-caps -> MIG instance that the node opens, such as 21 -> gpu0/gi1/access."""
     numbers = _numbers(host, "/dev/nvidia-caps", "nvidia-cap")
-    if not set(numbers) - {1, 2}:  # MIG configuration and monitoring always exist
+    if not set(numbers) - {1, 2}:  # the nodes for MIG configuration and monitoring always exist
         return {}
     names = {}
     # One line for each possible instance, about a thousand with 8 GPUs: "gpu0/gi1/access 21".
