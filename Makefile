@@ -67,17 +67,16 @@ docs-test: docs ## check the site in a browser without network
 repeat: $(VENV)/done ## run TESTS=tests (all) TIMES=3 times to find unreliable tests
 	PENROOT_PREFIX=$(PREFIX) $(VENV)/bin/python -m tests.repeat --times $(or $(TIMES),3) $(TESTS)
 
-EMULATED = $(if $(ARCH),tests/prerequisites cross)
 MATRIX = $(PYTHON) -m tests.matrix $(ARCH:%=--arch %) $(RELEASES:%=--release %)
 matrix: prerequisites ## run the tests on Debian's RELEASES="bookworm trixie forky", with SLURM_SOURCE=DIR, or emulated: ARCH=arm64
-	@$(EMULATED)
+	@tests/prerequisites $(if $(ARCH),cross)
 	@$(MATRIX) $(TIERS:%=--tier %) $(TESTS:%=--test %) $(SLURM_SOURCE:%=--slurm-source %)
 
 matrix-ci: prerequisites ## run the Slurm tests on trixie and forky: ten minutes each
 	@$(MATRIX) --quick
 
 matrix-vm: prerequisites ## run the Slurm and systemd tests in a virtual machine with RELEASES=trixie: hours without KVM; ARCH=arm64
-	@$(EMULATED)
+	@tests/prerequisites e2fsprogs $(if $(ARCH),cross qemu-system-arm,qemu-system-x86)
 	@$(PYTHON) -m tests.matrix --vm $(ARCH:%=--arch %) $(patsubst %,--release %,$(or $(RELEASES),trixie)) $(TIERS:%=--tier %) $(TESTS:%=--test %)
 
 differential: $(VENV)/done ## run each line of tests/parity/lines with penroot and with ENROOT=/usr/bin/enroot
