@@ -68,7 +68,7 @@ def main() -> int:
 WITHOUT_NAMESPACES = ("tests/unit", *(f"tests/kernel/test_{name}.py" for name in ("images", "logins", "plugin_build")))
 # A quarter of an hour of tests for another architecture: an image of each form, and MPI ranks.
 SMOKE = (
-    "tests/kernel/test_start.py::test_runs_the_command_with_its_arguments_and_status",
+    "tests/kernel/test_start.py::test_environment_is_the_images",
     "tests/kernel/test_start.py::test_squashfs_image",
     "tests/kernel/test_bundle.py::test_a_bundle_runs_and_leaves_nothing",
     "tests/systemd/test_units.py::test_ranks_of_mpi_find_each_other",

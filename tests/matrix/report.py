@@ -73,6 +73,8 @@ def of_junit(release: str, slurm: str, tier: str, file: Path, known: Sequence[Kn
             skipped.append(skip.get("message") or "")
         else:
             passed.append(test)
+    if not (passed or failures or skipped):
+        failures.append(Failure(f"tests/{tier}", "no test ran"))
     failing = {failure.known for failure in failures}
     repaired = [k for k in known if k not in failing and any(k.names(where, test) for test in passed)]
     return Outcome(release, slurm, tier, float(suite.get("time") or 0), len(passed), failures, skipped, repaired)

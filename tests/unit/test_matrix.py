@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.installation import ROOT
 from tests.matrix import report, roots
+from tests.matrix.__main__ import QUICK, SMOKE, WITHOUT_NAMESPACES
 from tests.matrix.known import KNOWN, Known
 
 TESTS = """
@@ -35,6 +37,20 @@ def junit(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "pytest", "-o", "junit_family=xunit1", "--junit-xml=out.xml", "test_made.py"]
     subprocess.run(command, cwd=directory, capture_output=True, check=False)
     return directory / "out.xml"
+
+
+def test_chosen_tests_exist() -> None:
+    """pytest runs none of the chosen tests if one of them does not exist."""
+    for path in (*SMOKE, *WITHOUT_NAMESPACES, *(f"tests/slurm/test_{name}.py" for name in QUICK)):
+        file, _, name = path.partition("::")
+        assert (ROOT / file).exists(), path
+        assert not name or f"\ndef {name}(" in (ROOT / file).read_text(), path
+
+
+def test_report_without_tests_is_a_failure(tmp_path: Path) -> None:
+    file = tmp_path / "out.xml"
+    file.write_text('<testsuites><testsuite time="0.1"/></testsuites>')
+    assert [failure.text for failure in report.of_junit("trixie", "24.11", "kernel", file).ours] == ["no test ran"]
 
 
 def test_failure_counts_unless_its_name_and_message_are_known(junit: Path) -> None:
