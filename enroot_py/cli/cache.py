@@ -103,7 +103,7 @@ def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool)
 
 
 def _digest(text: str, images: Iterable[Stored]) -> str:
-    """Return the digest of the stored image that a name, a URI or the beginning of a digest selects."""
+    """Return the digest of the one stored image that ``text`` selects: a name, a URI or the beginning of a digest."""
     from enroot_py.base.errors import ImageReferenceError
     from enroot_py.registry.reference import of_command_line
 

@@ -52,7 +52,7 @@ def execute(
 
 
 def find(name: str, settings: Settings) -> int:
-    """Return the first process of the running container ``name``. Raises ContainerError."""
+    """Return the PID to join for a container's name, a PID or a Slurm JOBID[.STEPID]. Raises ContainerError."""
     pid = processes.find(name, settings)
     if processes.is_inside(pid, settings):
         return pid
