@@ -1,4 +1,4 @@
-"""Add NVIDIA GPUs: by --device, NVIDIA_VISIBLE_DEVICES or Slurm's allocation."""
+"""Add the NVIDIA GPUs that --device, NVIDIA_VISIBLE_DEVICES or Slurm selects."""
 
 from __future__ import annotations
 
