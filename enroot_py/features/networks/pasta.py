@@ -109,7 +109,7 @@ def connect(context: Context) -> None:
         if not os.read(_starting.ready, 64):
             os.lseek(_starting.errors, 0, os.SEEK_SET)
             lines = os.fsdecode(_starting.errors.content(1 << 16)).strip().splitlines() or ["no reason given"]
-            hint = "use free ports from net.ipv4.ip_unprivileged_port_start on, and check that there is a default route"
+            hint = "use free ports, none below net.ipv4.ip_unprivileged_port_start, and check the default route"
             raise ContainerError(f"pasta cannot connect the container: {lines[-1]}", hint=hint)
     _open_low_ports()
     _replace_resolver(context)
