@@ -37,7 +37,8 @@ static int sort_descriptors(struct step *step, const struct answer *answer, int 
 	return 0;
 }
 
-/* Check that a descriptor is not the mount namespace of this task: whatever the helper sends, a task must not run in the host's. */
+/* Check that a descriptor is not the mount namespace of this task: whatever the helper sends, a task must not run in the mount
+ * namespace of the host. */
 static bool is_other_mount_namespace(int fd)
 {
 	struct stat other, current;
