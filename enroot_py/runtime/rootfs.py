@@ -107,7 +107,7 @@ class Source:
 
 
 def make_scratch(settings: Settings) -> str:
-    """Return the directory for the mounts of a start, in a private mount namespace. Raises ContainerError.
+    """Return the directory on which a start mounts file systems, in its mount namespace. Raises ContainerError.
 
     Other users cannot replace this directory. If they could replace ENROOT_RUNTIME_PATH, return a private directory.
     """
