@@ -39,7 +39,8 @@ def start(
     """Start a container in the background and print its name.
 
     ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls its second argument
-    just before it executes the program. Raises PenrootError, with exit status 125 unless its class has one.
+    just before it executes the program. Raises PenrootError. An error has the exit status 125, unless the class of the
+    error defines a status.
     """
     try:
         _check_name(name)
@@ -69,7 +70,7 @@ def start(
 
 
 def _finish(record: detached.Record, messages: list[tuple[str, str]], status: int) -> None:
-    """Print the messages of a start, then the container's name. If the start failed, print its log, and exit."""
+    """Print the messages of a start, then the container's name. After a failed start, print the log, and exit."""
     for level, text in messages:
         log.sink(level, text)
     if not status:

@@ -22,8 +22,8 @@ def explain(
 ) -> None:
     """Start the container in a child without running the command, and print what the start does.
 
-    Nothing outside the container changes: its namespaces end with the child, and a temporary overlay takes the changes
-    of its root.
+    Nothing outside the container changes. The container's namespaces end with the child, and changes of its root file
+    system go to a temporary overlay.
     """
     write = sys.stdout.write
     for setting in all_settings().values():
