@@ -261,7 +261,7 @@ def _helpers() -> Iterator[File]:
             for prefix in ("penroot", "enroot"):
                 yield f"penroot/libexec/{prefix}-{name}", _HELPER.format(module=module).encode(), 0o755
     for name in _STATIC:
-        for directory in ("libexec", "c_shims/programs/build"):  # in an installation, in a source tree
+        for directory in ("libexec", "c_shims/programs/build"):  # of an installation, else of a source tree
             if os.path.isfile(path := f"{LIBRARY}/{directory}/{name}"):
                 yield f"penroot/libexec/{name}", _content(path), 0o755
 
