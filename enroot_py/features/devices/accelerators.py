@@ -307,7 +307,7 @@ class VendorPlan:
             known = ldcache.find(self.host.read("/etc/ld.so.cache"), self.vendor.libraries)
         except ldcache.DAMAGE:
             known = []
-        unversioned = self.vendor.main.endswith(".so")  # then names of libraries have no version
+        unversioned = self.vendor.main.endswith(".so")  # this vendor's library names have no version
         for directory in self._directories():
             for name in self.host.list(directory):
                 is_soname = name.endswith(".so") if unversioned else len(name.rpartition(".so.")[2]) < 3

@@ -53,7 +53,7 @@ class Mig:
 
 
 class Selection:
-    """The whole GPUs and the MIG devices of a container."""
+    """The whole GPUs and the MIG devices of a container. ``every``: the selection has all GPUs of the node."""
 
     def __init__(self, gpus: tuple[GPU, ...] = (), migs: tuple[Mig, ...] = (), *, every: bool = False) -> None:
         self.gpus = gpus
