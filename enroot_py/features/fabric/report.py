@@ -135,7 +135,7 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
 
 
 def _plugins(context: hooks.Context) -> list[str]:
-    """Return the file names of NCCL's plugin."""
+    """Return the file names under which NCCL looks for its plugin."""
     name = context.environ.get("NCCL_NET_PLUGIN", "")
     return [name, f"libnccl-net-{name}.so"] if name else [PLUGINS[1]]
 
