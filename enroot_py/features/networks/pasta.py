@@ -97,7 +97,7 @@ def _run(command: list[str], receiver: socket.socket, done: int, errors: int) ->
 
 
 def connect(context: Context) -> None:
-    """Send this process's network namespace to pasta, and wait until it is connected. Raises ContainerError."""
+    """Send this process's network namespace to pasta, and wait until pasta has connected it. Raises ContainerError."""
     assert _starting
     with _starting.space, _starting.ready, _starting.errors:
         with Fd(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)) as space:
