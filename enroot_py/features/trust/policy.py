@@ -264,7 +264,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     """
     for directory in _directories_on_path(path):
         files.check(directory)
-    # In a user namespace, root's files have another user ID: the one that penroot's installed files have.
+    # In a user namespace, root's files have another user ID, as penroot's installed files have.
     owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
