@@ -71,7 +71,7 @@ class Run:
         self.joined = numpy.zeros(world.nodes, bool)
         self.up = numpy.full(world.nodes, world.link)
         self.down = numpy.full(world.nodes, world.link)
-        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # by child and link: blobs
+        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # by child and link: the blobs to download
         self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # the same for connected links
         self.changed = False
         self.fetches: dict[int, dict[int, float]] = {}  # by node and blob: remaining bytes
