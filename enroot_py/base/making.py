@@ -188,7 +188,7 @@ def _link(source: str, path: str) -> None:
 
 
 def hold(path: str) -> Fd | None:
-    """Open and lock a file or directory before its removal. Return None if it cannot be opened.
+    """Open a file or directory before its removal, and try to lock it. Return None if it cannot be opened.
 
     Raises FileNotFoundError.
     """
