@@ -1,4 +1,4 @@
 """Benchmarks measure commands in the same run, and print the ratios of their times.
 
-Many use a lab, a Slurm cluster in namespaces of this machine: tests/slurm/lab.
+Many benchmarks use a lab, a Slurm cluster in namespaces of this machine (tests/slurm/lab).
 """

@@ -1,7 +1,6 @@
 """``make bench``: measure the cost of starts, steps and imports, and compare it with other tools.
 
-Each module prints a group of rows.
-The exit status is 1 if a row exceeds its budget.
+Each benchmark prints a table. The exit status is 1 if a row exceeds its budget.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Compare starts and steps of this penroot with those of another one on this machine, such as an earlier build."""
+"""Compare starts and steps of this penroot with another penroot on this machine, such as an earlier build."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ MAX_CHANGED_RATIO = 1 / 20  # the use with one changed layer, relative to the fi
 
 
 def bench_first(rounds: int) -> bool:
-    """Measure a step on a node that has nothing of the image, then the whole image, then all except a small layer."""
+    """Measure steps on a node that has no layer of the image, all layers, and all layers except a small one."""
     lab = Lab()
     was_up = lab.is_up()
     lab.up(2, prefix=PREFIX)

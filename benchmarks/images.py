@@ -68,7 +68,7 @@ HEAD = f"{'':44} {'seconds':>8} {'CPU':>8} {'MB anon':>9} {'MB net':>9} {'MB dis
 
 
 def compressed(paths: Sequence[str]) -> Layer:
-    """Make a gzip layer of this machine's directories. A name without a slash in ``paths`` becomes their parent."""
+    """Make a gzip layer of this machine's directories. A name without a slash becomes their parent in the layer."""
     from isal import igzip
 
     existing = [path.lstrip("/") for path in paths if os.path.isdir(path)]

@@ -1,4 +1,4 @@
-"""Measure starts per second with 16 in flight, compared with a bare interpreter, and the cost of many containers."""
+"""Measure starts per second, 16 at a time, compared with a bare interpreter, and the cost of many live containers."""
 
 from __future__ import annotations
 

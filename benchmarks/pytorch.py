@@ -1,6 +1,6 @@
 """Make an image like PyTorch's: Python, CUDA's libraries and torch, from this machine and from wheels.
 
-It has 14 layers: 4.5 GB compressed, 8.4 GB unpacked. A few large files have most of the bytes; most files are small.
+The image has 14 layers: 4.5 GB compressed, 8.4 GB unpacked. Most bytes are in a few large files; most files are small.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ def bench_reading(rounds: int) -> bool:
                 for number in range(rounds + 1):  # the first round warms the cache
                     for kind, inside in insides.items():
                         if kind in ("FUSE", "second") and number > 3:
-                            continue  # three rounds are enough: FUSE is slow, and far from the others
+                            continue  # three rounds are enough: FUSE takes much longer than the others
                         seconds = _ask(inside, test)
                         if number:
                             least[kind][test] = min(seconds, least[kind].get(test, seconds))

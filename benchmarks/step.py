@@ -16,9 +16,10 @@ MAX_ADDED_S = 0.150  # the most that a container may add to a step
 MAX_UNUSED_S = 0.3e-3  # the most that the plugin may add to a step without a container
 PLUGIN = pathlib.Path(__file__).with_name("plugin.py")
 REFERENCE = "registry:5000#mpi:1"
-# At the end of a step slurmstepd leaves its cgroups, which takes some milliseconds: the kernel's percpu_down_write()
-# waits for an RCU grace period, unless a process has entered a cgroup just before. So a step whose program ends at once
-# is faster than all others, and a container would seem to cost the difference.
+# At the end of a step slurmstepd leaves its cgroups. This takes some milliseconds, because the kernel's
+# percpu_down_write() waits for an RCU grace period. There is no wait if a process has entered a cgroup just before, as
+# in a step whose program ends at once. With such a program, a plain step would not wait, and the container would seem
+# to cost the wait.
 PROGRAM = ["sleep", "0.05"]
 
 

@@ -14,7 +14,8 @@
 
 enum { BACKGROUND_STACK_BYTES = 16384 };
 
-/* The new processes share memory and errno with their parent until execve(2), so they only make system calls. */
+/* The arguments and stacks of the new processes. Until execve(2), the processes share memory and errno with their parent, so they
+ * only make system calls. */
 static struct {
 	const char *path;
 	char *const *argv;
@@ -51,11 +52,11 @@ static int penroot_background_fork(void *unused)
 	return (int)syscall(SYS_exit, 0);
 }
 
-/* Execute `path` without an environment, with stdin, stdout and stderr of this process, all signals blocked, and `fds`, in
- * ascending order, as the descriptors from 3 on. With `delay_ms`, wait for this time first: if meanwhile the first of `fds` becomes
- * readable, or its other end is closed, the program is not executed. With `orphan`, the program is no child of this process, and
- * the returned process ends at once; otherwise the returned process is the program. `path`, `argv` and `fds` must stay in memory.
- * Returns the process to wait for, or -1 with errno. Call this function only once. */
+/* Execute `path` without an environment, with stdin, stdout and stderr of this process, and with all signals blocked. `fds`, which
+ * must be in ascending order, become the descriptors from 3 on. With `delay_ms`, wait so long first, and do not execute the program
+ * if the first of `fds` becomes readable during the wait, or its other end is closed. `path`, `argv` and `fds` must stay in memory.
+ * Call this function only once. Returns a child to wait for, or -1 with errno. The child is the program, or, with `orphan`, its
+ * former parent, which ends at once. */
 static inline int penroot_start_background(const char *path, char *const argv[], const int fds[], int count, int delay_ms, int orphan)
 {
 	sigset_t all, before;

@@ -1,4 +1,5 @@
-/* Where --container-slurm puts the node's Slurm in a container: enroot_py/features/slurm_inside. */
+/* Names that penroot-slurm and the plugin share. SLURM_HERE is the directory of a container into which --container-slurm puts the
+ * node's Slurm (enroot_py/features/slurm_inside). */
 #ifndef PENROOT_BROUGHT_H
 #define PENROOT_BROUGHT_H
 

@@ -36,10 +36,10 @@ static inline int penroot_fork_below(const char *path, const char *name, const c
 	/* Do not call fork(3): it would use locks of the C library, in memory that this process still shares with its parent. */
 	grandchild = (pid_t)syscall(SYS_clone, SIGCHLD, 0, 0, 0, 0);
 	if (grandchild == 0)
-		return 0; /* the grandchild has a copy of the stack */
+		return 0; /* the grandchild may return: it has its own copy of the stack, which the vfork(2) child has not */
 	if (grandchild > 0) {
 		(void)snprintf(number, sizeof(number), "%d", grandchild);
-		(void)close(STDIN_FILENO); /* a reader of the caller's pipe waits for the grandchild only */
+		(void)close(STDIN_FILENO); /* so that a reader of the caller's stdout waits for the grandchild only */
 		(void)close(STDOUT_FILENO);
 		if (fd == STDERR_FILENO + 1)
 			(void)fcntl(fd, F_SETFD, 0);

@@ -2,7 +2,7 @@
  * what the system call returns, with errno.
  *
  * The calls are made by number, since a C library may be older than the kernel. mount_setattr(2) is the newest system call for
- * which penroot has no substitute, so penroot needs Linux 5.12: FLOOR of enroot_py/base/linux.py.
+ * which penroot has no substitute, so penroot needs Linux 5.12 (FLOOR in enroot_py/base/linux.py).
  */
 #ifndef PENROOT_LINUX_H
 #define PENROOT_LINUX_H

@@ -1,4 +1,4 @@
-/* For the SPANK plugin and the static programs: descriptors that close themselves, and reading of small files in /proc. */
+/* Functions of the SPANK plugin and the static programs: close descriptors at the end of a block, read small files of /proc. */
 #ifndef PENROOT_PROC_H
 #define PENROOT_PROC_H
 

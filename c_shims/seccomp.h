@@ -35,7 +35,7 @@ static inline int penroot_drop_capabilities(void)
 
 	while (prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0)
 		capability++;
-	return errno == EINVAL ? linux_capset(0, 0, 0) : -1; /* EINVAL: there is no such capability */
+	return errno == EINVAL ? linux_capset(0, 0, 0) : -1; /* EINVAL: the loop has passed the kernel's last capability */
 }
 
 /* Check whether a program could leave the container through a descriptor of the caller: through a directory or an O_PATH descriptor
@@ -52,8 +52,8 @@ static inline int penroot_leads_out(int fd, int flags)
 	return S_ISDIR(info.st_mode) || (S_ISREG(info.st_mode) && fstatfs(fd, &system) == 0 && system.f_type == NSFS_MAGIC);
 }
 
-/* Withhold from the program the caller's descriptors that lead out of the container: execve(2) closes them. If stdin, stdout or
- * stderr is such a descriptor, /dev/null replaces it, opened such that reading stdin fails, and writing stdout or stderr fails, as
+/* Let execve(2) close the caller's descriptors that lead out of the container. If stdin, stdout or stderr is such a descriptor,
+ * /dev/null replaces it. This /dev/null is open for writing as stdin, and for reading as stdout or stderr: reads and writes fail, as
  * on a directory. Call this while /proc is the /proc of the node. Returns 0, or -1 with errno. */
 static inline int penroot_withhold_descriptors(void)
 {

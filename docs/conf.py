@@ -23,15 +23,15 @@ include_patterns = [
     *("packages/README.md", "packages/ansible/README.md"),
 ]
 exclude_patterns = [".venv", "build", "site"]
-myst_heading_anchors = 3  # of GitHub's names
+myst_heading_anchors = 3  # headings of levels 1 to 3 get GitHub's anchors
 highlight_language = "none"
 html_theme = "furo"
 html_title = "penroot"
 html_static_path = ["static"]
 html_css_files = ["penroot.css"]
 html_copy_source = False
-html_show_search_summary = False  # a browser lets no script read another file
-smartquotes = False  # an option has two hyphens, and no dash
+html_show_search_summary = False  # would fetch the pages, which browsers forbid for file:// addresses
+smartquotes = False  # would join the two hyphens of an option
 html_show_sphinx = False
 html_theme_options = {"navigation_with_keys": True}
 # Generated pages, in the order of the navigation.
@@ -46,7 +46,7 @@ _ITEM = re.compile(r"^- \[(.*?)\]\((\S+?)\.md\)", re.M)
 
 
 def _entries(page: str, text: str) -> list[str]:
-    """Return the lines of a toctree: the pages that begin the list items of ``text``, relative to ``page``."""
+    """Return a toctree line for each page linked at the start of a list item in ``text``, the content of ``page``."""
     folder = Path(page).parent
     return [f"{title} </{_flat(folder / target)}>" for title, target in _ITEM.findall(text)]
 
@@ -79,7 +79,7 @@ def _write_index(app: Any, failure: Exception | None) -> None:
 
 
 def _keep_anchors(app: Any, document: Any) -> None:
-    """Give each heading the repository's anchor, besides the anchor of Sphinx."""
+    """Give each heading GitHub's anchor, besides the anchor of Sphinx."""
     anchors = app.env.metadata[app.env.docname].get("myst_slugs", {})
     of_ours = {of_sphinx: anchor for anchor, (_, of_sphinx, _) in anchors.items()}
     for section in document.findall(lambda node: node.tagname == "section"):

@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 
 
 QUICK = ("cp", "exec", "list", "logs", "ps", "stop", "wait")  # the keys of quick.VERBS
-# verb -> line with the modules of the verb, in the file of compiled modules: base/pack.py
+# verb -> name of the line for the verb's modules in PACK, the file of compiled modules (see base/pack.py)
 _LINES = {"start": "start", "batch": "start", **dict.fromkeys(QUICK, "exec"), "list": "list"}
 
 
@@ -31,7 +31,7 @@ def main(command: Callable[[list[str]], int] | None = None) -> None:
         pack.load(line)
     from enroot_py.base.errors import PenrootError, cause
 
-    # If the parent ignores SIGCHLD, this process inherits that. The kernel would then drop the exit statuses of our
+    # A parent that ignores SIGCHLD passes this setting on. With it, the kernel would drop the exit statuses of our
     # children, and Python would report success.
     _signal.signal(_signal.SIGCHLD, _signal.SIG_DFL)
     if sys.stdin is None or sys.stdout is None or sys.stderr is None:
@@ -128,7 +128,7 @@ def _run(arguments: list[str]) -> int:
 
 
 def _help() -> str:
-    """Return the help text of the pack, or "" if click would print another text for this program name or width."""
+    """Return the help text in PACK, or "" if click would print another text for this program name or width."""
     from enroot_py.base import pack
 
     if os.path.basename(sys.argv[0]) != "penroot":

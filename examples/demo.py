@@ -17,7 +17,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parent.parent))
 from tests.installation import PREFIX
 from tests.slurm.lab import CommandFailed, Lab, LabError
 
-# Open MPI needs Slurm's PMIx plugin, which Debian's 26.05 does not have. MPICH uses PMI-2.
+# Open MPI needs Slurm's PMIx plugin, which Debian's package of Slurm 26.05 does not have. MPICH uses PMI-2.
 IMAGES = {"pmix": "registry:5000#mpi:1", "pmi2": "registry:5000#mpich:1"}
 
 

@@ -1,5 +1,6 @@
 #!/bin/bash
-# Start ranks in containers with the host's mpirun: without Slurm, or like the MPI Operator.
+# Start ranks in containers with the host's mpirun, without Slurm. The MPI Operator of Kubernetes
+# runs mpirun in the same way.
 #
 #   mpirun.sh 4 docker://ubuntu:24.04 ./program
 #

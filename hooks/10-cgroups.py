@@ -19,7 +19,7 @@ def run(context: Context) -> None:
     mounted: dict[str, str] = {}
     for line in context.cgroups.splitlines():
         _, controllers, path = line.split(":", 2)
-        # Slurm sets limits for the step, not for the cgroups of its tasks.
+        # Show the step's cgroup: Slurm sets the limits there, not in the cgroups of the tasks.
         if path.rpartition("/")[2].startswith("task_"):
             path = path.rpartition("/")[0]
         mounted = mounted or hierarchies(context.mountinfo)

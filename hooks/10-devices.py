@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 def run(context: Context) -> None:
-    if context.settings.restrict_dev and not context.settings.unshare_ipc:  # a private IPC namespace has a private /dev
+    if context.settings.restrict_dev and not context.settings.unshare_ipc:  # unshare_ipc implies a private /dev
         from enroot_py.runtime import isolated
 
         isolated.make_dev(context.root, own_ipc=False)

@@ -2,8 +2,8 @@
 
 Entries of the image stay, except those with the names of our entries (the caller, root, nobody, nogroup) and the user
 _apt. Without _apt, apt does not try to drop privileges, which would fail in a container. If the image has shadow files,
-missing users are added without a password, because PAM rejects users without an entry. Nothing is copied from the
-host's shadow files. /etc/login.defs and /etc/default/useradd of the image apply.
+missing users and groups are added to them without a password, because PAM rejects users without a shadow entry. Nothing
+is copied from the host's shadow files. /etc/login.defs and /etc/default/useradd of the image apply.
 """
 
 from __future__ import annotations

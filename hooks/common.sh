@@ -51,7 +51,7 @@ common::getgrent() { # print the line of the caller's group in the host's group(
 common::id() { # common::id uid|gid: print the caller's id on the host
     local inside outside known=PENROOT_${1^^}
     read -r inside outside _ < "/proc/self/${1}_map"
-    # If a squashfs image is mounted, the caller is root in the outer user namespace.
+    # 0: a squashfs image is mounted, so the outer user namespace of the container maps the caller to root.
     if [ "${outside}" -eq 0 ]; then outside=${!known:-${inside}}; fi
     printf '%s\n' "${outside}"
 }

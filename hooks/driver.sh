@@ -1,8 +1,8 @@
 #!/bin/bash
 # Run a configuration script and its functions, in the order of enroot(1): environ, hooks.d, hooks, mounts.
 # Before each function this process stops itself, so that penroot can do its part, such as running hooks.d. The output of
-# environ goes to ENROOT_ENVIRON, the output of mounts to a file, and the output of hooks is discarded. The body of a
-# function rc goes to a file, which penroot uses in place of /etc/rc.
+# environ goes to ENROOT_ENVIRON, the output of mounts to a file, and the output of hooks is discarded. If the script
+# defines a function rc, its body goes to a file, which penroot uses in place of /etc/rc.
 # Arguments: the script, the directory of the output files, the command of the container.
 set -euo pipefail
 shopt -s lastpipe

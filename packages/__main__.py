@@ -21,7 +21,7 @@ from packages.target import TARGETS, Target, target
 
 
 def wheel(root: Path, work: Path, to: Path) -> list[Path]:
-    """Copy our wheel, for pip install penroot. The wheel has the command line for one user, but no static programs."""
+    """Copy our wheel, for pip install penroot. It has the commands, but no static programs and no Slurm plugin."""
     return [Path(shutil.copy(path, to)) for path in work.glob("penroot-*.whl")]
 
 
@@ -85,7 +85,7 @@ def make(kinds: Iterable[str], output: Path) -> None:
 
 
 def cross(target: Target, output: Path) -> None:
-    """Build the NATIVE kinds for another machine. Drop packages that fit all machines: make() builds them here."""
+    """Build the NATIVE kinds for another machine. Drop packages that fit all machines: make() builds them too."""
     with tempfile.TemporaryDirectory(dir=output) as built:
         place.run(sys.executable, "-m", "packages", *NATIVE, "--output", built, ARCH=target.debian)
         for path in Path(built).iterdir():

@@ -15,7 +15,7 @@ def unpack(to: Path, *names: str, architecture: str = "", source: str = "") -> N
     """Unpack packages in ``to``. ``source`` is a line of sources.list(5); the default is this machine's sources."""
     with tempfile.TemporaryDirectory() as work:
         apt = ["apt-get", "-qq"]
-        if architecture or source:  # use package lists apart from the lists of this machine
+        if architecture or source:  # do not use or change the package lists of this machine
             Path(work, "lists/partial").mkdir(parents=True)
             settings = {
                 "Dir::State::Lists": f"{work}/lists",

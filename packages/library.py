@@ -1,4 +1,4 @@
-"""Shrink a directory of modules: keep the files that penroot needs of each library, and archive our modules.
+"""Shrink a directory of modules: of each library, keep only files that penroot needs, and archive our modules.
 
 python -m packages.library DIRECTORY     # where pip installed penroot and the libraries
 """

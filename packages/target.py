@@ -54,7 +54,7 @@ class Target:
         return [f"CC={self.gcc} -specs={specs}", f"SYSTEM=-idirafter {kernel}"]
 
     def toolchain(self) -> Path:
-        """Return a directory with Debian's cross compiler and musl, and pyconfig.h of this machine's Python.
+        """Return a directory with Debian's cross compiler, musl, and pyconfig.h for the target and this Python version.
 
         We unpack these packages instead of installing them: Debian's gcc-multilib conflicts with each cross compiler.
         """

@@ -21,7 +21,7 @@ from packages.library import archive_modules, remove_empty
 from packages.place import CACHE, PROJECT, PackageError, run
 from packages.target import PYTHON, Target, target, this_machine
 
-# Each release of Slurm loads only plugins compiled for it. The headers of one release are enough for all: plugins().
+# Each release of Slurm loads only plugins compiled for it. plugins() needs only the headers of one release.
 SLURMS = ("22.05", "23.02", "23.11", "24.05", "24.11", "25.05", "25.11", "26.05")
 HEADERS = Path("/usr/include/slurm")
 # The platform with the newest glibc that our modules and the wheels need: see vendored.PLATFORMS.

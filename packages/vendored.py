@@ -27,7 +27,7 @@ from packages.place import CACHE, PROJECT, PackageError
 from packages.target import TARGETS, Target
 
 PYTHONS = ("3.10", "3.11", "3.12", "3.13", "3.14")
-# A wheel names the oldest glibc that it runs with. The newest glibc in this list, 2.34, is of 2021, like Linux 5.12.
+# A wheel names the oldest glibc that it runs with. The newest in this list, 2.34, is as old as Linux 5.12 (both 2021).
 PLATFORMS = ("manylinux2014", "manylinux_2_17", "manylinux_2_28", "manylinux_2_34")
 PINNED = Path(__file__).with_name("vendored.txt")
 
@@ -44,7 +44,7 @@ KEPT = {
     "urllib3": ("urllib3/*.py",),
     "zstandard": ("zstandard/__init__.py", "zstandard/backend_c.*"),
 }
-# Take the wheel without compiled modules: it reads our files as fast as the compiled wheels, one for each Python.
+# Libraries whose wheel without compiled modules is enough: it is as fast for our files, and one wheel fits all Pythons.
 PLAIN = ("tomli",)
 
 # ABI tags of wheels that also fit later Pythons.

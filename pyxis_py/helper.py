@@ -71,7 +71,7 @@ def main() -> None:
 
 
 def check(job: Job, channel: Channel) -> None:
-    """Check a submission; then resolve the tag for all nodes, while srun waits for the nodes."""
+    """Check a submission; then resolve the tag for all nodes while srun waits for its allocation."""
     from pyxis_py.submit import submission
 
     request, wish = submission.check(job)
@@ -110,14 +110,15 @@ def _resolved(job: Job, request: Request, wish: Wish, channel: Channel) -> str:
     try:
         digest = submission.resolve(job, wish.image)
     except RefusedError as e:
-        if not request.name:  # otherwise a node that has the container needs no image
+        if not request.name:  # with a name, a node may have the container and need no image
             digest = REFUSED
             why = str(e).removeprefix(f"{request.image}: ")
             line = f"failed to import docker image: {request.image}: {why} ({request.origins['image']})"
             channel.log("ERROR", line)
             if e.hint:
                 channel.log("ERROR", e.hint)
-    _signal.setitimer(_signal.ITIMER_REAL, 0)  # stop the timer of resolve(): srun can wait in the queue for long
+    # Stop the timer of resolve(): it would end this process while srun waits in the queue.
+    _signal.setitimer(_signal.ITIMER_REAL, 0)
     return digest
 
 
@@ -207,7 +208,7 @@ def _load_service() -> None:
 def _await_task() -> None:
     """Import the modules of a step, and wait until the first task sends its socket or slurmstepd ends.
 
-    With an MPI plugin, slurmstepd first starts its MPI server, so the first task starts 40 ms later.
+    With an MPI plugin, slurmstepd first starts its MPI server, which gives the imports about 40 ms.
     """
     from pyxis_py.node import container, held, step  # noqa: F401
 

@@ -1,1 +1,1 @@
-"""Benchmarks of the swarm, docs/explanation/swarm.md: on slow links in the lab, in virtual time, its tracker alone."""
+"""Benchmarks of the swarm (docs/explanation/swarm.md): on slow links of the lab, simulated, and the tracker alone."""

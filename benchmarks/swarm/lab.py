@@ -1,8 +1,8 @@
 """Measure one pull for all nodes of a step, on slow links, compared with one node and with nodes without a swarm.
 
-The seconds last until the last node has begun its task. CPU is the time of all processes: per node on average, of
-srun's host, and of the rest of the machine (the lab's registry, links and daemons). The column ``predicted`` has the
-seconds of a simulation with such links, without the time to start a container.
+The seconds end when the last node has begun its task. CPU is the time of all processes in three columns: per node on
+average, of srun's host, and of the rest of the machine (the lab's registry, links and daemons). The column
+``predicted`` has the seconds of a simulation with such links, without the time to start a container.
 """
 
 from __future__ import annotations

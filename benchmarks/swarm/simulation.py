@@ -1,9 +1,8 @@
 """Simulate a swarm in virtual time: the tracker and the peers of a job, on random links.
 
 ``python3 -m benchmarks.swarm.simulation [NODES...]`` prints the table of docs/explanation/performance.md; ten thousand
-nodes take ten minutes. Between two steps of time, bytes flow like a fluid, so a peer also counts fractions of a byte.
-All transfers over an uplink or downlink share its rate evenly. A node uploads only whole pieces. A message takes
-LATENCY_S.
+nodes take ten minutes. In each STEP_S of virtual time, a link moves rate * STEP_S bytes, also fractions of a byte. All
+transfers over an uplink or downlink share its rate evenly. A node uploads only whole pieces. A message takes LATENCY_S.
 """
 
 from __future__ import annotations
@@ -72,7 +71,7 @@ class Run:
         self.joined = numpy.zeros(world.nodes, bool)
         self.up = numpy.full(world.nodes, world.link)
         self.down = numpy.full(world.nodes, world.link)
-        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # by child and link: blobs
+        self.wanted: dict[tuple[int, Link], frozenset[int]] = {}  # by child and link: the blobs to download
         self.edges: dict[tuple[int, Link], frozenset[int]] = {}  # the same for connected links
         self.changed = False
         self.fetches: dict[int, dict[int, float]] = {}  # by node and blob: remaining bytes
@@ -233,7 +232,7 @@ class Run:
                 numpy.maximum(mine, done * self.whole[blob], out=mine)
 
     def set_fetches(self, node: int, blobs: tuple[int, ...]) -> None:
-        """Let a node fetch these blobs, each from its first missing byte on, and no others."""
+        """Let a node fetch only these blobs from the registry. Each fetch begins at the first missing byte."""
         if not self.trees:
             self.set_trees(1)
         self.outcome.fetchers.append(node)

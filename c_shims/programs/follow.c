@@ -1,12 +1,12 @@
-/* penroot-follow: update the host's files that a running container shows, and print a line if a FUSE server of the container is
- * killed.
+/* penroot-follow: if a file of the host changes, show the new file in a running container. Print a line if a FUSE server of the
+ * container is killed.
  *
  *   penroot-follow PID [--child] [--server LINE]... [FILE DIGEST]...
  *                         Follow the container of process PID (with --child, of its child) until PID ends. Descriptor 3
  *                         is a pidfd of PID. The next descriptors are pipes, one for each LINE. Each server keeps its pipe open, and
  *                         writes "+" after its start. A "=" in the pipe says that the container shares a server with
  *                         other containers: the descriptor after the pipes is a pidfd of this server. DIGEST is the
- *                         digest of FILE when the container started: digest.h.
+ *                         digest of FILE when the container started (digest.h).
  *   penroot-follow 0 [FILE DIGEST]...
  *                         Follow the container whose user and mount namespaces are descriptors 4 and 5, until the pipe
  *                         at descriptor 3 closes.
@@ -15,7 +15,8 @@
  * the new file over it, read-only. This program leaves a file of the container alone if its mount is writable, or if its text is
  * not the old text of the host's file.
  *
- * The files are checked every second: a user may have only 128 inotify(7) instances, but many containers on a node.
+ * The program checks the files every second. It does not use inotify(7), because a user may have more containers on a node than
+ * inotify(7) instances (128).
  */
 #include "../digest.h"
 #include "../linux.h"
@@ -43,7 +44,8 @@ enum { ATTRIBUTES = 0x0f }; /* rdonly, nosuid, nodev, noexec of mount_setattr(2)
 static struct {
 	const char *path;
 	struct stat status;
-	struct penroot_digest shown, now; /* the text in the container, the text on the host */
+	struct penroot_digest shown; /* of the text in the container */
+	struct penroot_digest now;   /* of the text on the host */
 	int tree;
 } files[MAX_FILES];
 static size_t count;
@@ -214,12 +216,13 @@ static void update(pid_t pid)
 	int failed = WIFEXITED(status) ? WEXITSTATUS(status) : ALL_FAILED;
 
 	for (size_t i = 0; i < count; i++) {
-		if (!(failed & 1 << i)) /* otherwise the next change of the file triggers another try */
+		if (!(failed & 1 << i)) /* after a failure, the next change of the file triggers another try */
 			files[i].shown = files[i].now;
 	}
 }
 
-/* Check whether a process is exiting or gone. Then its FUSE servers end because it leaves its mount namespace, which is no error. */
+/* Check whether a process is exiting or gone. The FUSE servers of such a process end because it leaves its mount namespace. Such an
+ * end is not reported. */
 static bool is_exiting(pid_t pid)
 {
 	struct process_stat stat;
@@ -227,8 +230,8 @@ static bool is_exiting(pid_t pid)
 	return !read_stat(pid, &stat) || stat.flags & EXITING;
 }
 
-/* Called when the pipe of a server, or the pidfd of a shared server, is ready. Returns whether the server has ended, if it had
- * started. */
+/* Called when the pipe of a server, or the pidfd of a shared server, is ready. Returns true if the server has started and then
+ * ended. */
 static bool has_ended(struct pollfd *server, int pipe_, int pidfd)
 {
 	char started;

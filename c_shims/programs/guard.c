@@ -1,5 +1,5 @@
-/* penroot-guard: wait for a command of penroot exec. If the caller is killed or the time is over, kill the command and all
- * processes that it has started.
+/* penroot-guard: wait for a command of penroot exec. After a timeout or the end of the caller, kill the command and all processes
+ * that it has started.
  *
  *   penroot-guard PID TIMEOUT   PID is a child of this process. Descriptor 3 is a pipe that closes with the caller.
  *                               TIMEOUT is in milliseconds, 0 for none.
@@ -45,8 +45,8 @@ static bool caller_has_ended(void)
 }
 
 /* Reap children. With `stops`, stop this process if the command has stopped: then the caller's waitpid(2) reports the stop. SIGCONT
- * continues this process: the caller sends it, or the kernel does when the caller ends. With a timeout, `stops` must be false,
- * because this process measures the time. Returns whether the command has ended. */
+ * of the caller continues this process. If the caller ends, the kernel sends SIGCONT. With a timeout, `stops` must be false, because
+ * this process measures the time. Returns whether the command has ended. */
 static bool reap(bool stops)
 {
 	int change;
@@ -65,8 +65,8 @@ static bool reap(bool stops)
 	return status >= 0;
 }
 
-/* Send a signal to all descendants of a process. Orphans in the PID namespace of a container become children of the first process
- * of the namespace, so they may be no descendants any more. */
+/* Send a signal to all descendants of a process. This can miss orphans in the PID namespace of a container: they become children of
+ * process 1 of this namespace, which may be no descendant. */
 static void send_below(pid_t parent, int number)
 {
 	char path[64];
@@ -94,7 +94,7 @@ static void send_below(pid_t parent, int number)
 		(void)closedir(tasks);
 }
 
-/* Kill all descendants, then the orphans that become children. Repeat this: a process that waits for a disk ends later. */
+/* Kill all descendants, and the orphans that become children, until none is left: a process that waits for a disk ends late. */
 static void kill_all(void)
 {
 	pid_t pid;
@@ -110,8 +110,8 @@ static void kill_all(void)
 	}
 }
 
-/* Forward a signal to the command, except the SIGCHLD of a child, and signals that the terminal has sent to a process group which
- * contains both processes. */
+/* Forward a signal to the command. Do not forward the SIGCHLD of a child. If the command is in the process group of this process,
+ * do not forward a signal of the terminal: the command has received it too. */
 static void forward(const struct signalfd_siginfo *caught)
 {
 	int number = (int)caught->ssi_signo;

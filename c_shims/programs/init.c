@@ -1,8 +1,8 @@
-/* penroot-init: process 1 of a container that a Python program holds. It reaps orphans. The pipe at stdin closes when the launcher
- * of that program (enroot_py/api/launcher.py) ends. Process 1 then ends too, and the kernel kills all other processes of the
- * container: pid_namespaces(7).
+/* penroot-init: process 1 of a container that a Python program has started with enroot_py. It reaps orphans. The pipe at stdin
+ * closes when the launcher of that program (enroot_py/api/launcher.py) ends. Process 1 then ends too, and the kernel kills all other
+ * processes of the container: pid_namespaces(7).
  *
- * A fork of Python would do the same with a megabyte of private memory.
+ * A fork of the Python process could do the same, but would take a megabyte of private memory.
  */
 #include <err.h>
 #include <errno.h>
@@ -15,7 +15,7 @@ int main(void)
 	char byte;
 	ssize_t got;
 
-	if (prctl(PR_SET_NAME, "penroot-init") < 0) /* otherwise the name is the number of a descriptor */
+	if (prctl(PR_SET_NAME, "penroot-init") < 0) /* fexecve(3) has set the name to the number of a descriptor */
 		err(1, "PR_SET_NAME");
 	if (signal(SIGCHLD, SIG_IGN) == SIG_ERR) /* the kernel reaps: waitpid(2) */
 		err(1, "SIGCHLD");

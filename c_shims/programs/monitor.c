@@ -46,7 +46,7 @@ static ino_t read_namespace(void)
 	char text[32] = "";
 	int fd = openat(RECORD, "userns", O_RDONLY | O_NOFOLLOW | O_CLOEXEC);
 
-	if (fd < 0) /* no file: the program was not executed, or the kernel kills all processes of its PID namespace */
+	if (fd < 0) /* nothing to kill: the program was not executed, or the kernel kills its whole PID namespace */
 		return 0;
 	if (read(fd, text, sizeof(text) - 1) < 0)
 		err(1, "the file userns");
@@ -76,7 +76,7 @@ static bool is_in(pid_t pid, ino_t wanted)
 	return is_inside;
 }
 
-/* Kill the children in a user namespace. Returns whether a signal was sent. */
+/* Kill the children of this process that are in a user namespace. Returns whether a signal was sent. */
 static bool kill_children(ino_t namespace)
 {
 	FILE *children = fopen("/proc/thread-self/children", "re");

@@ -2,8 +2,8 @@
  *
  * SLURM_HERE/bin has a link to this file for each program. The words in SLURM_HERE/arguments, one per line, precede the program
  * on the command line. Variables that would lead the loader, or Slurm, to files of the image get the prefix SLURM_KEPT. The plugin
- * restores their names for the job that the program submits. If an unset variable gets a replacement, the variable with the
- * prefix is empty.
+ * restores their names for the job that the program submits. If a replaced variable was unset, the variable with the prefix is
+ * empty.
  */
 #include "../brought.h"
 

@@ -1,5 +1,5 @@
-/* runtime/penroot, for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. A first version:
- * docs/explanation/runtime-plugin.md. The files of the SPANK plugin do the work. They call functions of spank(8), which this file
+/* The plugin runtime/penroot for Slurm 26.11: `srun --runtime=penroot --container=IMAGE`. docs/explanation/runtime-plugin.md
+ * describes this first version. The files of the SPANK plugin do the work. They call functions of spank(8), which this file
  * defines: the data come from Slurm's record of the step. */
 #define _GNU_SOURCE
 #include "config.h"
@@ -47,8 +47,8 @@ spank_context_t spank_context(void)
 	return S_CTX_REMOTE;
 }
 
-/* Return a copy of the job's environment with the image added. If the job's own environment had the image, the SPANK plugin would
- * see it. */
+/* Return a copy of the job's environment with the image added. Do not add the image to the environment itself: the SPANK plugin, if
+ * Slurm loads it too, would read it there. */
 static char **job_environment(void)
 {
 	static char **variables;

@@ -1,6 +1,6 @@
-/* Start the helper before the first task. The task uses this helper only if a child of the task would inherit the same attributes:
- * meanwhile slurmstepd may have joined namespaces, and PAM may have changed the keyring, audit session or context of slurmstepd.
- * See README.md. */
+/* Start the helper before the first task. The task uses this helper only if the helper has the attributes that a child of the task
+ * would inherit. After the start of the helper, slurmstepd may have joined namespaces, and PAM may have changed the keyring, audit
+ * session or security context of slurmstepd. See README.md. */
 #include "plugin.h"
 
 #include "linux.h"
@@ -56,8 +56,8 @@ void start_ahead(struct step *step)
 	describe(ahead->inherited);
 }
 
-/* In slurmstepd, as root, when the first task is in its cgroups and still waits: move the helper into these cgroups. The helper is our
- * child, so no other process can have the same number. Only root can move the helper again. */
+/* In slurmstepd, as root: move the helper into the cgroups of the first task, which still waits for slurmstepd. The helper is our
+ * child, so no other process can have its PID. Only root can move the helper again. */
 void place_ahead(struct step *step, pid_t task)
 {
 	struct shared *shared = step->shared;
@@ -73,8 +73,8 @@ void place_ahead(struct step *step, pid_t task)
 		shared->placed = true;
 }
 
-/* Kill the helper, and wait until it accepts no more messages. Returns whether it is gone. Retry for a task, which cannot kill the
- * helper before the helper has become the user. */
+/* Kill the helper, and wait until it accepts no more messages. Returns whether it is gone. A task cannot kill the helper while the
+ * helper is still root, so this function retries. */
 bool end_ahead(struct step *step)
 {
 	struct helper *process = &step->ahead.process;

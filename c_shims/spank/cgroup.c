@@ -23,8 +23,8 @@ static bool has_word(const char *list, const char *word, size_t length)
 }
 
 /* Find the directory of the cgroup `path` in the hierarchy of `controllers` (none: version 2). A mount shows only the cgroups
- * beneath its root. If several mounts match, use the last one, which is visible. For the fields of a line, see /proc/PID/mountinfo
- * in proc(5). */
+ * beneath its root. If several mounts match, use the last one, which covers the others. For the fields of a line, see
+ * /proc/PID/mountinfo in proc(5). */
 static int find_group(const char *controllers, const char *path, char directory[PATH_MAX])
 {
 	FILE *mounts = fopen("/proc/self/mountinfo", "re");

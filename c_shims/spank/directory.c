@@ -41,8 +41,8 @@ static int get_path(struct step *step, char path[PATH_MAX])
 	return length < PATH_MAX ? 0 : set_errno(ENAMETOOLONG);
 }
 
-/* Open the directory itself with O_PATH, without access to a file system that the user has mounted over it, such as a FUSE
- * that never answers. */
+/* Open the directory with O_PATH. Fails with EXDEV if the user has mounted a file system over it. Such a file system is not
+ * accessed: it may be a FUSE that never answers. */
 int open_user_directory(struct step *step, struct statx *info)
 {
 	char path[PATH_MAX];

@@ -37,7 +37,8 @@ static int sort_descriptors(struct step *step, const struct answer *answer, int 
 	return 0;
 }
 
-/* Check that a descriptor is not the mount namespace of this task: whatever the helper sends, a task must not run in the host's. */
+/* Check that a descriptor is not the mount namespace of this task: whatever the helper sends, a task must not run in the mount
+ * namespace of the host. */
 static bool is_other_mount_namespace(int fd)
 {
 	struct stat other, current;
@@ -70,7 +71,7 @@ int enter(struct step *step, const struct answer *answer)
 	if (workdir && chdir(workdir) < 0)
 		return fail(step, "cannot enter the working directory in the container (%s): %s: %s",
 			    origin ? origin : "--container-workdir", workdir, strerror(errno));
-	/* Only a container of root has no user namespace (ENROOT_ALLOW_SUPERUSER). Root keeps all privileges in it. */
+	/* A container without a user namespace is root's (ENROOT_ALLOW_SUPERUSER). Root keeps all privileges in it. */
 	if (fds[USER] < 0 && geteuid() == 0)
 		return 0;
 	if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) < 0)

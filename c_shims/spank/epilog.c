@@ -9,7 +9,7 @@
 /* How long root waits for the user's process: less than Slurm waits. */
 enum { EPILOG_WAIT_MS = 5000 };
 
-/* If the directory has more names, root reads no further: the user's process looks for the names of the job. */
+/* If the directory has more names, root stops reading, and leaves the search for the job's names to the user's process. */
 enum { MAX_NAMES = 100000 };
 
 /* Check whether the job may have left a container: for each container of a job, RUNTIME_PATH/UID has a name with the job id. */

@@ -86,8 +86,8 @@ int helper_await(const struct helper *process, int fd, short events)
 
 /* Set a real group that differs from the effective group. Python corrects the real group later. When a process with such groups
  * executes a program, only root may look at the memory or descriptors of the process (ptrace(2); begin_new_exec() in the kernel's
- * fs/exec.c). The process may be in no job's cgroup, so no other process of the user must control it. The user namespace of a job
- * (Slurm 25.11) may lack group 65534. Then another group of the user is enough, if there is one. */
+ * fs/exec.c). The process may be outside of every job's cgroup: no other process of the user may control it. The user namespace of a
+ * job (Slurm 25.11) may lack group 65534. Then another group of the user is enough, if there is one. */
 static int set_groups(const struct credentials *as)
 {
 	gid_t nobody = as->gid == 65534 ? 65533 : 65534;
@@ -183,8 +183,8 @@ static void execute(const char *verb, int socket, int control, int log, const st
 				    "    sys.exit(f'{sys.executable} cannot load penroot from {sys.path[0]}: {e}')\n"
 				    "main()\n";
 	char *const argv[] = { (char *)interpreter(), "-IS", "-c", (char *)start, (char *)verb, (char *)library(), NULL };
-	/* Hooks and importers search slurmd's PATH for programs. Those of `check` search a default PATH. None searches the job's
-	 * PATH. */
+	/* Hooks and importers search slurmd's PATH for programs. `check` uses a default PATH. The job's PATH is never used to find
+	 * programs. */
 	const char *path = strcmp(verb, "check") ? getenv("PATH") : NULL;
 	char search[PATH_MAX];
 	char *const authorities = is_in_container() ? "SSL_CERT_FILE=" SLURM_HERE "/etc/authorities.pem" : NULL;

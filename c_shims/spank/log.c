@@ -32,8 +32,8 @@ static size_t character_length(const unsigned char *text)
 	return text[0] < 0x20 || text[0] == 0x7f || (text[0] == 0xc2 && text[1] < 0xa0) ? 0 : length;
 }
 
-/* Print one line by a function of Slurm. All jobs share the log of slurmd, so a step may write only a limited number of bytes.
- * Beyond this limit, lines of a task for the user are printed to its stderr only. */
+/* Print one line with a function of Slurm. All jobs share the log of slurmd, so a step may write only a limited number of bytes.
+ * Beyond this limit, a task prints lines for the user to stderr only. */
 static void print_line(struct step *step, void (*print)(const char *format, ...), const char *who, const char *text)
 {
 	char line[MAX_LINE_BYTES];

@@ -225,7 +225,7 @@ int read_answer(struct step *step, const struct helper *process, struct answer *
 			continue;
 		}
 		for (at = 0; answer_next(answer, &at, &key, &value);) {
-			if (*value) /* otherwise the error is printed already */
+			if (*value) /* an empty value: the error is printed already */
 				print_error(step, value);
 		}
 		return REFUSED;

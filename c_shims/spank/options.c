@@ -2,9 +2,9 @@
 #define OPTION_TABLES
 #include "plugin.h"
 
-/* Slurm's prefix of the variable that holds an option of sbatch; the value of a flag has no meaning. sbatch sets the variable
- * after --export-file has emptied the environment, and every --export lets it through (_set_spank_env of sbatch.c). So the
- * variable reaches the script even if Slurm loses the option on the way to the plugin. */
+/* Slurm's prefix of the variable that holds an option of sbatch. If the option is a flag, ignore the variable's value. sbatch sets
+ * the variable after --export-file has emptied the environment, and every --export lets it through (_set_spank_env of sbatch.c). So
+ * the variable reaches the script even if Slurm loses the option on the way to the plugin. */
 #define SBATCH_OPTION "SLURM_SPANK__SLURM_SPANK_OPTION_pyxis_"
 
 /* Prefixes of our variables. Every --export of srun lets SLURM_* into a step. sbatch gives the second prefix to the
@@ -17,7 +17,7 @@
  * limit of all values leaves room for some copies of the values in the 2 MiB of arguments and environment: execve(2). */
 enum { MAX_NAME_BYTES = 100, MAX_VALUE_BYTES = 128 * 1024 - 256, MAX_VALUES_BYTES = 256 * 1024 };
 
-/* Slurm's callback for an option does not get the step. */
+/* The step for option_given(): Slurm calls this function without it. */
 static struct step *registered;
 
 /* scrontab accepts the options of plugins, and drops them: _entry_to_job of its scrontab.c. */
@@ -179,7 +179,7 @@ bool environment_file_requested(struct step *step)
 	return getenv(ENVIRONMENT_VARIABLE);
 }
 
-/* Refuse options and variables with which a job would drain its nodes. */
+/* Refuse options and variables that are so long that the job would drain its nodes. */
 int check_sizes(struct step *step)
 {
 	size_t all = 0;
@@ -227,7 +227,7 @@ static int forward(struct step *step, const char *variable, const char *value, b
 	return rc == ESPANK_SUCCESS ? 0 : fail(step, "cannot set %s for the job: %s", variable, spank_strerror(rc));
 }
 
-/* Forward the variables that request a container: --export may leave them out. */
+/* Forward the variables that replace options: --export may leave them out. */
 int forward_variables(struct step *step, bool to_job)
 {
 	for (int i = 0; i < OPTION_COUNT; i++) {

@@ -8,7 +8,7 @@
 #define PENROOT_LIB "/nowhere"
 #endif
 
-/* An installation has this directory of versions, and a link to the one in use: enroot_py/base/versions.py. */
+/* An installation has this directory of versions, and a link to the version in use: enroot_py/base/versions.py. */
 #define VERSIONS "/penroot-versions"
 #define LINK "/penroot"
 

@@ -8,7 +8,7 @@
 SPANK_PLUGIN(pyxis, 1)
 #pragma GCC visibility pop
 
-/* `pyxis-py check` reads this text in the plugin's file. It cannot load the plugin, which needs functions of Slurm's programs. */
+/* `pyxis-py check` finds this text in the plugin's file. Python cannot load the plugin, which needs functions of Slurm's programs. */
 #define TEXT_OF(macro) #macro
 #define TEXT(macro) TEXT_OF(macro)
 static const char built_for[] __attribute__((used)) = "penroot plugin for Slurm " TEXT(SLURM_VERSION_NUMBER);
@@ -42,7 +42,7 @@ int slurm_spank_init(spank_t sp, int ac, char **av)
 
 	set_node(spank_context() == S_CTX_REMOTE);
 	spank_context_t context = spank_context();
-	/* In slurmd, return 0 in any case: another value would take the node from all jobs. A step tries to create the directory too,
+	/* In slurmd, return 0 in any case: with another value, no job could use the node. A step tries to create the directory too,
 	 * and reports errors. */
 	if (context == S_CTX_SLURMD && make_directories(runtime_path(step)) < 0)
 		(void)fail(step, "cannot make the runtime_path %s: %s", runtime_path(step), strerror(errno));
@@ -119,7 +119,7 @@ int slurm_spank_task_exit(spank_t sp, int ac, char **av)
 	struct step *step = called_with(sp, ac, av);
 	int status = 0;
 
-	/* If Slurm ends a step, Slurm kills all remaining tasks: the last status tells whether it did. */
+	/* If Slurm ends a step, Slurm kills all remaining tasks. So keep the status of the last task. */
 	if (step->shared && get_item(step, S_TASK_EXIT_STATUS, &status) == ESPANK_SUCCESS)
 		step->killed = was_killed(status);
 	/* A container that is not ready is finished by slurm_spank_exit(), when its processes are dead. */
@@ -152,8 +152,8 @@ int slurm_spank_exit(spank_t sp, int ac, char **av)
 	struct step *step = called_with(sp, ac, av);
 	int rc = 0;
 
-	/* Usually the step is finished already, but not if no container was ready when the last task ended, or if a task could not
-	 * be launched. */
+	/* Finish the step here if no container was ready when the last task ended, or if a task could not be launched. Usually the
+	 * step is finished already. */
 	if (step->shared && !step->is_task) {
 		if (!step->shared->ready)
 			(void)end_ahead(step);

@@ -254,7 +254,7 @@ void print_error(struct step *step, const char *text);
 void print_log(struct step *step, const char *level, const char *text);
 /* Print an error and return -1. */
 int fail(struct step *step, const char *format, ...) __attribute__((format(printf, 2, 3)));
-/* Let each task print an error, and return -1. */
+/* Store an error, which each task prints later, and evaluate to -1. */
 #define postpone(step, ...) ((void)snprintf((step)->failure, sizeof((step)->failure), __VA_ARGS__), -1)
 
 /* Unless noted, the following int functions return 0, or print an error and return -1. */

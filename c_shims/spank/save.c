@@ -6,7 +6,7 @@
 #include <sys/prctl.h>
 #include <sys/resource.h>
 
-/* Replace slurmstepd's descriptors by /dev/null, because other processes wait for their end of file. The numbers stay in use,
+/* Replace slurmstepd's descriptors by /dev/null: a process at the other end may wait for end of file. The numbers stay in use,
  * because Slurm's log may write to them. */
 static void replace_descriptors(struct step *step)
 {
@@ -49,7 +49,7 @@ void end_like(int status)
 }
 
 /* Wait for the end of a process. Forward signals of Slurm, which knows only this process, but not signals that the whole process
- * group has received. `si_pid` is 0 if the sender is in an outer PID namespace. */
+ * group has received. If the sender is in an outer PID namespace, `si_pid` is 0: forward the signal. */
 static int await_end(pid_t child)
 {
 	int status = 0;

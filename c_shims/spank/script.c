@@ -1,5 +1,5 @@
 /* Refuse a batch script whose #SBATCH lines ask for a container, if its job has none: Slurm has not read these lines. sbatch reads
- * these lines in a script file, but not in --wrap (size 0 for process_options_second_pass of its sbatch.c). slurmrestd and programs
+ * these lines in a script file, but not in --wrap: sbatch.c calls process_options_second_pass with size 0. slurmrestd and programs
  * with libslurm never read them. So a task reads them, as the user. */
 #include "plugin.h"
 

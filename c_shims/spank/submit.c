@@ -54,7 +54,7 @@ int take_resolved(struct step *step)
 		request_add(&request, "jobid", "%u", job);
 		request_add(&request, "stepid", "%u", id);
 		const char *list = getenv("SLURM_NODELIST"), *count = getenv("SLURM_NNODES");
-		if (list && count && (uint32_t)atol(count) == nodes) /* otherwise it is the list of the job */
+		if (list && count && (uint32_t)atol(count) == nodes) /* if the counts differ, this is the job's list */
 			request_add(&request, "nodelist", "%s", list);
 		if (get_log_level)
 			request_add(&request, "loglevel", "%d", get_log_level());
@@ -63,7 +63,7 @@ int take_resolved(struct step *step)
 			request_add(&request, "lastport", "%u", slurm_conf.srun_port_range[1]);
 		}
 	}
-	/* Without an answer, each node resolves the tag itself, and the first node warns about it. */
+	/* Without an answer, each node resolves the tag itself, and the first node warns that the images may differ. */
 	bool answered = exchange(step, &process, &request, &answer) == ANSWERED;
 	const char *swarm = answered ? answer_get(&answer, "swarm") : NULL;
 	if (swarm) { /* the process stays as the nodes' tracker until srun's end closes the socket */
@@ -104,8 +104,8 @@ static int use_answer(struct step *step, const struct answer *answer, const char
 
 	if (environment && strcmp(context, "salloc") != 0 && forward_content(step, CARRIED, environment, is_sbatch) < 0)
 		return -1;
-	/* Put pins (digests of tags) into the environment of salloc and sbatch too. The command of salloc inherits them. For the
-	 * other components of a heterogeneous job, sbatch calls the plugin again. */
+	/* Besides, put pins (digests of tags) into the own environment of salloc or sbatch. The command of salloc inherits them.
+	 * sbatch calls the plugin again for the other components of a heterogeneous job. */
 	if ((pins && is_sbatch && forward_content(step, PINNED, pins, true) < 0) || set_variable(step, PINNED, pins) < 0)
 		return -1;
 	return set_variable(step, VERBOSE, answer_get(answer, "verbose") ? "1" : NULL);

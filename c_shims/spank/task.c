@@ -4,7 +4,7 @@
 #include <signal.h>
 #include <sys/time.h>
 
-/* Slurm's descriptor of slurmstepd, see replace_launcher(), has a lower number. */
+/* replace_launcher() searches only below this number for Slurm's descriptor of slurmstepd. */
 enum { LAUNCHER_FD_LIMIT = 256 };
 /* After so many polls, report the wait for a stopped task. */
 enum { NOTICE_POLLS = 2 };
@@ -225,7 +225,7 @@ static bool launches_by_stepd(struct step *step)
 }
 
 /* Slurm has a descriptor of slurmstepd for the start of a TaskProlog: run_command.c, run_command_init(). In this process only,
- * replace the descriptor by a static program with the same function. */
+ * replace it by a descriptor of penroot-launch, a static program with the same function. */
 static void replace_launcher(struct step *step)
 {
 	struct stat stepd, info;
@@ -260,8 +260,8 @@ int init_task(struct step *step)
 		replace_launcher(step);
 		if (enter(step, &answer) < 0)
 			return -1;
-		/* If execve(2) fails, slurmstepd prints the error and the program. Print the cause here: the interpreter, link or
-		 * mount. */
+		/* If execve(2) fails, slurmstepd prints the error and the program's path. Print the cause here: the interpreter, link
+		 * or mount. */
 		if (answer_get(&answer, "broken"))
 			(void)fail(step, "%s", answer_get(&answer, "broken"));
 		if (saves)

@@ -59,13 +59,13 @@ class Tools:
 
 
 def preload() -> None:
-    """Load once, for all children, what starts need: our hooks, and the libraries of nsswitch.conf(5)."""
+    """Load our hooks and the libraries of nsswitch.conf(5) once, for the starts of all children."""
     hooks.preload()
     hooks.caller({}, os.geteuid(), os.getegid())
 
 
 def _load_servers() -> None:
-    """Load once, for all children, what starts of squashfs files need."""
+    """Load the modules for squashfs files once, for the starts of all children."""
     from enroot_py.runtime import sharing, squashfuse  # noqa: F401
     from enroot_py.store import squashfs  # noqa: F401
 
@@ -139,8 +139,8 @@ class Plan:
     """A container to start.
 
     The launcher prepares a simple start (see enter.prepare()), once for equal requests. A child prepares any other
-    start. The launcher clones the child of a prepared start into the namespaces ``flags``. ``flags`` is 0 for other
-    starts. In the launcher it is also 0 for a squashfs image, because a zygote may clone the children.
+    start. The launcher clones the child of a prepared start into the namespaces ``flags``. For other starts, ``flags``
+    is 0. For a squashfs image, ``flags`` is 0 in the launcher too, because a zygote may clone the children.
     """
 
     def __init__(self, request: Request, *, may_prepare: bool) -> None:
@@ -150,7 +150,7 @@ class Plan:
         self._ids = self._outside = os.geteuid(), os.getegid()  # _outside: IDs in the namespace above the container's
         self._image: Image | None = None
         self._site: Site | None = None
-        self._version: tuple[int, ...] = ()  # of a squashfs file
+        self._version: tuple[int, ...] = ()  # paths.version() of a squashfs file
         image, host = request["image"], request["environ"]
         is_file = isinstance(image, str) and os.path.isfile(os.path.join(request["cwd"], image))
         is_name = not isinstance(image, str) or "/" not in image and ":" not in image
@@ -161,7 +161,7 @@ class Plan:
             return
         self._settings(host)
         if not self.settings.policies and not self.settings.is_extended:
-            self._version = paths.version(os.stat(image)) if is_file else ()  # before _find(): a link may change
+            self._version = paths.version(os.stat(image)) if is_file else ()  # before _find(): the link may change
             source = self._find()
             self._describe(throwaway.over(source, "later") if self.is_writable else source)
             self._site = enter.prepare(self.start)
@@ -199,7 +199,7 @@ class Plan:
 
     def join_server(self, mount: int) -> None:
         """In a child that a zygote cloned into a container's namespaces: use a mount of the image's FUSE server."""
-        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # to map the user (see namespaces.enter_user())
+        linux.prctl(linux.PR_SET_DUMPABLE, 1)  # needed to map the user: see namespaces.enter_user()
         self.start.source.served = mount
         self.flags, self._outside = NAMESPACES, (0, 0)
 
@@ -209,7 +209,7 @@ class Plan:
             self._image.release()
 
     def enter(self, forked: Callable[[int], None], keep: Callable[[Directory], None]) -> Container:
-        """In a child: enter the container. ``keep`` gets the directory of the changes. Raises PenrootError."""
+        """In a child: enter the container. Call ``keep`` with the directory for its changes. Raises PenrootError."""
         _enter_directory(self._request)
         if self.flags:
             namespaces.map_user(*self._ids, self._outside)
@@ -310,7 +310,7 @@ def run_once(
 ) -> NoReturn:
     """Run a program as process 1 of a new container.
 
-    If the launcher or a zygote has not cloned this process as process 1, this process forks process 1 and watches it.
+    A process that the launcher or a zygote cloned is process 1 itself. Another process forks process 1 and watches it.
     """
     plan.use(changes)
     _, status, *standard = fds
@@ -373,7 +373,7 @@ def _confine_init(*, root: bool, superuser: bool, keyring: bool) -> None:
 def join(
     tools: Tools, conversation: Conversation, first: int, program: int, standard: list[int], request: Request
 ) -> NoReturn:
-    """Run a program in a container. This process reports the PID and exits, so the launcher gets the exit status."""
+    """Run a program in a container. Report its PID and exit, so that the program becomes a child of the launcher."""
     confinement = request["confinement"]
     variables = {**_join(first, new_keyring=confinement["keyring"]), **request["env"]}
     child = os.fork()

@@ -1,7 +1,7 @@
 """Start the launcher of the API process, send it requests, and raise its errors.
 
 The API process is the program that uses enroot_py. A request is a packet on one socket, which all threads use, and a
-conversation on a private socket. Threads share nothing else.
+conversation on a new socket. Threads share nothing else.
 """
 
 from __future__ import annotations
@@ -87,8 +87,8 @@ class Launcher:
             lines = b"".join(encoded(message) for message in body)
             try:
                 with theirs:
-                    # The launcher reads the request after the packet. Send a long request then, because before the
-                    # packet it would fill the socket.
+                    # The launcher reads the messages after the packet. Send long messages after the packet too: before
+                    # it, they would fill the socket, and sendall() would wait.
                     is_short = len(lines) <= _SHORT_BYTES
                     if is_short:
                         ours.sendall(lines)

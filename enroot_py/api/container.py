@@ -60,7 +60,7 @@ def pull(reference: str, *, arch: str | None = None) -> Image:
 class Container:
     """A running container. It ends with the ``with`` block, with close(), or with this process.
 
-    Process 1 of the container belongs to penroot, and each program joins the container. The end of the container kills
+    Process 1 of the container is a program of penroot. Your programs join the container. The end of the container kills
     all its processes and leaves no mount or directory behind. Threads may share a container.
 
     Args:
@@ -288,10 +288,10 @@ def run(
     timeout: float | None = None,
     check: bool = False,
 ) -> subprocess.CompletedProcess[Any]:
-    """Run one program in a new container and wait for it. This is twice as fast as Container() with one run().
+    """Run one program in a new container and wait for it. This is twice as fast as Container(image).run(argv).
 
-    The program is process 1 of the container, so it receives only SIGKILL, SIGSTOP and signals that it handles. For
-    arguments and errors see Container and Container.run().
+    The program is process 1 of the container, so the kernel drops all signals for which it has no handler, except
+    SIGKILL and SIGSTOP. For arguments and errors see Container and Container.run().
     """
     launcher = client.launcher()
     number = next(launcher.numbers)
@@ -317,7 +317,7 @@ def run(
 
 
 class _Ending:
-    """End a request of the launcher if this process is interrupted while it waits."""
+    """End a request to the launcher if KeyboardInterrupt or SystemExit ends the wait for the answer."""
 
     def __init__(self, launcher: client.Launcher, number: int) -> None:
         self._launcher, self._number = launcher, number
@@ -366,7 +366,7 @@ def _described(
 
 
 def _streams(input: Any, stdin: Stream, stdout: Stream, stderr: Stream, *, capture_output: bool) -> dict[str, Any]:
-    """Return the arguments for the program's streams, as subprocess.run() does. Raises UsageError."""
+    """Return stdin, stdout and stderr for popen(), by the rules of subprocess.run(). Raises UsageError."""
     if input is not None and stdin is not None:
         raise UsageError("stdin and input exclude each other", hint="give one of them")
     if capture_output and (stdout is not None or stderr is not None):

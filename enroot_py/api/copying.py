@@ -1,6 +1,7 @@
 """Copy files between this machine and a container.
 
-Open the directory of this machine, enter the container, open the directory of the container, and copy.
+A child of the launcher opens the directory of this machine, enters the container, opens the directory of the container,
+and copies.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _DIRECTORY = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 
 
 def copy(source: str, target: str, enter: Callable[[], object], *, into: bool) -> None:
-    """Copy a file ``into`` the container, or out of it; ``enter`` enters the container. Raises ContainerError."""
+    """Copy into the container, or without ``into`` out of it. ``enter`` enters the container. Raises ContainerError."""
     try:
         first, name = _above(source) if into else _parent(target, source)
         with first:

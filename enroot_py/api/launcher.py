@@ -5,7 +5,8 @@ The first descriptor is a conversation: the launcher reads the request there, an
 launcher has one thread. Its children report PIDs to it on another socket. Process 1 of a container and a program that
 joins a container become children of the launcher when their parents exit: prctl(2), PR_SET_CHILD_SUBREAPER.
 
-The launcher ends with the API process. A container ends with the launcher, which holds one end of the pipe ``life``.
+The launcher ends with the API process. A container ends with the launcher: penroot-init, or the process that
+watches process 1, sees the pipe ``life`` close. Any other process 1 has PR_SET_PDEATHSIG.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ if TYPE_CHECKING:
 _PACKET_BYTES = 8192  # more than PATH_MAX
 _FDS = {"signal": 0, "once": 5, "join": 5}  # number of descriptors of a request (default: 1)
 _MAX_FDS = 5
-_PLAN_S = 0.5  # for this time, an equal request reuses the plan of the last start, with its settings and hooks
+_PLAN_S = 0.5  # an equal request within this time reuses the plan of the last start: its settings and hooks
 _GRACE_S = 30  # to end all containers after the API process has ended
 
 
@@ -105,7 +106,7 @@ class Launcher:
                 self._keep_room()
 
     def _keep_room(self) -> None:
-        """Reserve a descriptor. Even if the table is full, _give_room() makes room for the next conversation."""
+        """Reserve a descriptor. _give_room() closes it, so that a conversation fits into a full descriptor table."""
         with suppress(OSError):
             self._reserve = os.open("/dev/null", os.O_RDONLY | os.O_CLOEXEC)
 
@@ -122,7 +123,7 @@ class Launcher:
         act, expected = getattr(self, f"_do_{verb}"), _FDS.get(verb, 1)
         if not expected:
             act(*map(int, numbers))
-        if not expected or not fds:  # a full table: the kernel has closed the conversation, and the peer sees the end
+        if not expected or not fds:  # a full descriptor table: the kernel has closed the conversation
             return
         conversation = Conversation(_socket.socket(fileno=fds[0]))
         try:
@@ -178,13 +179,13 @@ class Launcher:
             request = children.take_environment(decoded(line))
             may_prepare = self._can_clone and (self._has_swept or not request["writable"])
             plan = children.Plan(request, may_prepare=may_prepare)
-            self._has_swept |= plan.is_writable  # the child of this start sweeps
+            self._has_swept |= plan.is_writable  # the child of this start removes the leftovers
             self._last_line, self._plan, self._plan_until = line, plan, time.monotonic() + _PLAN_S
         assert self._plan is not None
         return self._plan
 
     def _is_valid(self, plan: children.Plan) -> bool:
-        has_same_mounts = not self._mounts.poll(0)  # proc_pid_mounts(5)
+        has_same_mounts = not self._mounts.poll(0)  # POLLPRI after a change: proc_pid_mounts(5)
         return time.monotonic() <= self._plan_until and plan.is_current() and has_same_mounts
 
     def _forget_plan(self) -> None:

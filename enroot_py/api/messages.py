@@ -1,4 +1,4 @@
-"""Messages between an API process, its launcher and the launcher's children: lines of JSON, with descriptors."""
+"""Messages between an API process, its launcher and the launcher's children: JSON lines, packets, exit statuses."""
 
 from __future__ import annotations
 

@@ -95,7 +95,7 @@ class Process(subprocess.Popen[Any]):
         self._status.close()
 
     def ask(self, number: int) -> None:
-        """Ask the process that waits for the program to send it a signal."""
+        """Send a signal to the program, through the process that waits for the program's end."""
         try:
             self._status.send(bytes((number,)))
         except OSError:
@@ -148,7 +148,7 @@ def checked_env(env: Mapping[str, str] | None) -> dict[str, str]:
 def finish(
     process: Process, input_data: Any, timeout: float | None, *, check: bool
 ) -> subprocess.CompletedProcess[Any]:
-    """Return the result of a process as subprocess.run() does. The process has ended, even if this raises.
+    """Return the result of a process as subprocess.run() does. When this returns or raises, the process has ended.
 
     Raises subprocess.TimeoutExpired, subprocess.CalledProcessError.
     """

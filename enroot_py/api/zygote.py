@@ -4,7 +4,7 @@ A container of a squashfs file runs in a user namespace below the user namespace
 runtime/sharing.py). The launcher cannot enter the server's namespace, because it could not return. So it forks a
 zygote, which enters the namespace once. For each start, the zygote clones a process whose parent is the launcher:
 clone(2), CLONE_PARENT. The zygote keeps the server running. The zygote ends with the server, or when the launcher
-forgets the plan and kills the zygote.
+forgets the plan of the start (children.Plan) and kills the zygote.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _PACKET_BYTES = 1 << 17  # the socket's buffer is larger: socket(7), wmem_defaul
 _MAX_FDS = 6
 _PID_BYTES = 4
 _READY = b"ready"
-_ANSWER_TIMEOUT_S = 2  # after this time, a zygote that is stopped, or waits for a server, is killed
+_ANSWER_TIMEOUT_S = 2  # then the launcher kills the zygote, which is stopped or waits for a server
 
 
 class Zygote:
@@ -155,7 +155,7 @@ def _serve_beneath(
 
 
 def _clone(verb: str, argument: object, fds: list[int], fuse: int, plan: children.Plan, tools: children.Tools) -> int:
-    """Return the PID of a child of the launcher, process 1 of new namespaces, or 0 if the kernel refuses."""
+    """Clone a child of the launcher as process 1 of new namespaces. Return its PID, or 0 if the kernel refuses."""
     from enroot_py.runtime import squashfuse
 
     try:

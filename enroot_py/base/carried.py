@@ -1,6 +1,7 @@
-"""Find programs of the host and of a bundle: an executable file that contains an image and programs (features/bundle).
+"""Find programs of the host and of a bundle. On the start path.
 
-A bundle's programs run with the bundle's own loader and libraries. On the start path.
+A bundle is an executable file that contains an image and programs (features/bundle). The programs run with the bundle's
+loader and libraries.
 """
 
 from __future__ import annotations

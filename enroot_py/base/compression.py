@@ -59,7 +59,7 @@ class Stream(Protocol):
 
 
 class _Decoder:
-    """Decompress one member. Output comes in pieces of at most _PIECE_BYTES bytes, at any compression ratio."""
+    """Decompress one member of a blob. A piece of output has at most _PIECE_BYTES bytes, at any compression ratio."""
 
     def __init__(self, decoder: Any) -> None:
         self._decoder = decoder
@@ -360,9 +360,9 @@ class Decompressed:
     def copy(self, size: int, fd: int, offset: int) -> int:
         """Write the next ``size`` bytes to a file at ``offset``, and return their CRC-32.
 
-        Writes each piece when it arrives, while it is in the CPU cache. Does not collect the pieces into aligned writes
-        of 1 MiB, because the kernel would create folios of 1 MiB for these. Filling such folios took six times as long,
-        and programs did not read the files faster.
+        Writes each piece when it arrives, while it is in the CPU cache. For aligned writes of 1 MiB, the kernel would
+        create page cache folios of 1 MiB. Filling such folios took six times as long, and programs did not read the
+        files faster.
         """
         at, end = self._at, self._at + size
         if end <= len(self._chunk):  # most files are small

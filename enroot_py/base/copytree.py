@@ -1,7 +1,7 @@
 """Copy files and trees between directories that are open.
 
-Nothing is opened through a symlink, because another process may replace an entry by a symlink meanwhile, and because a
-symlink that an earlier copy made must not lead a later copy elsewhere.
+Nothing is opened through a symlink: another process may replace an entry by a symlink meanwhile, and a symlink that an
+earlier copy made must not redirect a later copy.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ _ALGORITHM = "sha256:"
 
 
 class Pin(Frozen):
-    """The digest that a tag must have. An error message prints ``origin`` and then the digest; its hint is ``hint``."""
+    """The digest that a tag must have. In an error message, ``origin`` precedes the digest. ``hint`` ends the hint."""
 
     digest: str
     origin: str = "the step resolved it to"
@@ -26,7 +26,7 @@ def is_digest(text: str) -> bool:
 
 
 def encoded(digest: str) -> str:
-    """Return the hex digits, which are a safe file name. Raises ImageError if the untrusted text is no digest."""
+    """Return the hex digits of ``digest``, which are safe as a file name. Raises ImageError if it is no digest."""
     if not is_digest(digest):
         raise ImageError(f"{digest!r} is not a sha256 digest")
     return digest.removeprefix(_ALGORITHM)

@@ -38,7 +38,7 @@ class Elf(Frozen):
     needed: tuple[str, ...]
     paths: tuple[str, ...]  # DT_RUNPATH, or else DT_RPATH: the loader searches these directories first
     needs: dict[str, tuple[str, ...]]
-    versions: frozenset[str]
+    versions: frozenset[str]  # symbol versions that the library defines
     symbols: frozenset[str]  # exported symbols with the requested prefix
 
 
@@ -156,7 +156,7 @@ class _ElfFile:
         return listed
 
     def _versions(self) -> list[str]:
-        """Read DT_VERDEF: a chain of versions, each with a chain of names. The first is the version's own name."""
+        """Read DT_VERDEF: a chain of versions, each with a chain of names. A version's first name is its own."""
         count = self.tags.get(_VERDEFNUM, 0)
         if not count or _VERDEF not in self.tags:
             return []
@@ -172,7 +172,7 @@ class _ElfFile:
         return names
 
     def _symbols(self, prefix: bytes) -> list[str]:
-        """Return the exported symbols that begin with ``prefix``. DT_GNU_HASH shows their place in the table."""
+        """Return the exported symbols that begin with ``prefix``. DT_GNU_HASH has their place in the symbol table."""
         if _GNU_HASH not in self.tags or _SYMTAB not in self.tags:
             return []
         table = self._at(self.tags[_GNU_HASH], _MAX_SECTION_BYTES)

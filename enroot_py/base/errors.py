@@ -21,18 +21,18 @@ class PenrootError(Exception):
         self.hint = hint
 
 
-OWN_ERROR = 125  # exit status, as in docker: penroot failed, not the command
+OWN_ERROR = 125  # exit status if penroot itself fails, not the command; docker uses the same number
 
 
 def with_status(error: PenrootError, status: int) -> PenrootError:
-    """Set the exit status of an error, unless the error's class defines a status."""
+    """Set the exit status of an error, unless the error has a status other than 1."""
     if error.exit_code == PenrootError.exit_code:
         error.exit_code = status
     return error
 
 
 class UsageError(PenrootError):
-    """The command line is wrong: look at the options. ``usage`` goes to stdout if penroot was called as enroot."""
+    """The command line is wrong. main() prints ``usage`` to stdout if penroot was called as enroot."""
 
     def __init__(self, message: str, *, hint: str = "", usage: str = "") -> None:
         super().__init__(message, hint=hint)
@@ -40,7 +40,7 @@ class UsageError(PenrootError):
 
 
 class ConfigError(PenrootError):
-    """A setting is wrong: look at the file or variable in the message."""
+    """A setting is wrong. The message names its file or variable."""
 
 
 class ImageReferenceError(PenrootError):
@@ -68,15 +68,15 @@ class ImageError(PenrootError):
 
 
 class PolicyError(PenrootError):
-    """A policy rejects an image: look at the rule in the message."""
+    """A policy rejects an image. The message names the rule."""
 
 
 class ContainerError(PenrootError):
-    """A container exists, does not exist, or cannot be stored."""
+    """A container already exists, is missing, has ended, or cannot be read or written."""
 
 
 class MountError(PenrootError):
-    """A mount failed: look at its source, target and flags."""
+    """A mount failed."""
 
 
 class NamespaceError(PenrootError):
@@ -84,17 +84,17 @@ class NamespaceError(PenrootError):
 
 
 class HookError(PenrootError):
-    """A hook failed: look at the hook."""
+    """A hook failed."""
 
 
 class CommandError(PenrootError):
-    """The command in the container cannot be executed (126) or found (127)."""
+    """The command in the container cannot be executed (exit status 126), or is missing (127)."""
 
     exit_code = 126
 
 
-# A function that returns the error of the image's mount if that error caused the function's argument, else None.
-# runtime/squashfuse.py sets the function when it mounts an image.
+# Set by runtime/squashfuse.py when it mounts an image. If the image or its FUSE server caused the given error, the
+# function returns an error that explains it, else None.
 of_image: Callable[[BaseException], PenrootError | None] | None = None
 
 

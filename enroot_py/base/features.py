@@ -1,8 +1,8 @@
 """List the features of penroot, and the sockets that each feature plugs into.
 
-A feature is one folder. A socket is an extension point of the core. A module in the folder that is named after a socket
-plugs the feature into this socket. The core imports no feature by name, but calls plugged() for the modules of a
-socket. So the core works without a feature's folder.
+A feature is one folder. A socket is an extension point of the core. A module in the folder plugs the feature into the
+socket that has the module's name. The core imports no feature by name, but calls plugged() for the modules of a socket.
+So the core works without a feature's folder.
 """
 
 from __future__ import annotations

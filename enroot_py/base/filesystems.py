@@ -7,8 +7,8 @@ import os
 
 from enroot_py.base import mountinfo
 
-# Types in /proc/self/mountinfo. On these file systems, flock(2) may be local to a node, each file operation is a
-# round trip, and overlayfs cannot write to them.
+# Types in /proc/self/mountinfo. On these file systems, flock(2) may be local to a node, and each file operation is a
+# round trip. overlayfs cannot write to these file systems.
 NETWORK = frozenset(
     "nfs nfs4 lustre gpfs beegfs cifs smb3 ceph afs 9p pvfs2 orangefs panfs wekafs gfs2 ocfs2 glusterfs "
     "fuse.glusterfs fuse.sshfs fuse.juicefs fuse.ceph-fuse fuse.cvmfs2 fuse.s3fs fuse.gcsfuse fuse.daosfs".split()

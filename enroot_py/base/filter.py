@@ -2,8 +2,8 @@
 
 The filter has two parts, and allows all other calls: it is no sandbox.
 
-- A container has one user, so chown(2), setuid(2) and similar calls cannot work, and package managers stop if they
-  fail. The filter makes them do nothing and report success.
+- A container has one user, so chown(2), setuid(2) and similar calls cannot work, and package managers stop if such a
+  call fails. The filter makes these calls do nothing and report success.
 - ioctl(2) TIOCSTI and TIOCLINUX fail with EPERM. They insert characters into the terminal's input, which the
   caller's shell would read and run after the container has ended.
 

@@ -1,4 +1,4 @@
-"""Record in a lock file which process holds it: node, boot and PID. flock(2) may not reach other nodes."""
+"""Record node, boot and PID of a lock's holder in the lock file, because flock(2) may not reach other nodes."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ class Holder(Frozen):
 
     @property
     def is_gone(self) -> bool:
-        """Return whether the process has ended. Only for a process of this node."""
+        """Return whether the process has ended. Call this only for a process of this node."""
         return not linux.boot_id().startswith(self.boot) or not os.path.exists(f"/proc/{self.pid}")
 
     def pause_reason(self) -> str:
-        """Return cgroups.pause_reason() for a process of this node; "" for a process of another node or boot."""
+        """Return why the process is paused, such as "it is stopped"; "" if it runs, or is of another node or boot."""
         return cgroups.pause_reason(self.pid) if self.is_here and linux.boot_id().startswith(self.boot) else ""
 
     def dumps(self) -> bytes:

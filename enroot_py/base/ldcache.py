@@ -26,8 +26,8 @@ NATIVE = _FLAGS.get(os.uname().machine, _OTHER_HWCAP)
 
 _PT_LOAD, _PT_DYNAMIC, _DT_STRTAB, _DT_SONAME = 1, 2, 5, 14
 _SHT_NOTE = 7
-# Bytes of a section header, and limits in bytes for a table and a name. No linker exceeds these limits, but the headers
-# of an untrusted image may state more.
+# _SECTION is the size of a section header in bytes. _TABLE and _NAME are limits in bytes that no linker exceeds: the
+# headers of an untrusted image may state more.
 _SECTION, _TABLE, _NAME = 64, 1 << 20, 4096
 _MAX_SECTIONS = 64  # limit for a cache extension
 
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 
 
 def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
-    """Return the libraries in the cache ``data`` whose names begin with one of ``parts``; [] if it is not a cache."""
+    """Return the libraries of a cache whose names begin with one of ``parts``; [] if ``data`` is not a cache."""
     data = _new_part(data)
     entries = _entries(data)
     flags = dict(zip(entries[2::6], entries[0::6], strict=True))
@@ -62,7 +62,7 @@ def find(data: bytes, parts: tuple[bytes, ...]) -> list[Library]:
 
 
 def soname(path: str) -> Library | None:
-    """Return the cache entry for a library file of the host, elf(5), or None if the file is not a library."""
+    """Read a library file of the host, see elf(5). Return its cache entry, or None if the file is not a library."""
     try:
         with open(path, "rb") as f:
             data = f.read(64)
@@ -153,8 +153,8 @@ def extend(data: bytes, libraries: list[Library]) -> bytes:
 def _new_part(data: bytes) -> bytes:
     """Return the new-format part of a cache, with all offsets relative to that part; b"" if ``data`` is not a cache.
 
-    If an old-format part precedes it, the offsets of extensions count from the start of the file, and are adjusted
-    here. All other offsets count from the start of the new-format part.
+    If an old-format part precedes the new-format part, the offsets of extensions count from the start of the file. This
+    function adjusts them. All other offsets count from the start of the new-format part.
     """
     if data.startswith(_MAGIC):
         return data
@@ -195,7 +195,7 @@ def _count(data: bytes) -> int:
 
 
 def _entries(data: bytes) -> list[int]:
-    """Return six numbers per library: flags, offset of the name, offset of the path, kernel version, two for hwcap."""
+    """Return six numbers per library: flags, offsets of name and path, kernel version, and hwcap (two numbers)."""
     part = data[_HEADER : _HEADER + _ENTRY * _count(data)]
     if len(part) != _ENTRY * _count(data):
         raise ValueError("the cache of the loader ends early")
@@ -248,7 +248,7 @@ class _Names:
         return self.data[start : self.data.index(b"\0", start, start + _NAME)]
 
     def index_for(self, name: bytes) -> int:
-        """Return the index at which to insert ``name``: the order descends, and a new entry precedes equal names."""
+        """Return the index at which to insert ``name``. The order is descending. A new entry precedes equal names."""
         order = _order(name)
         low, high = 0, len(self.keys)
         while low < high:

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable, Sequence
 
 _NULL = ffi.NULL
-_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # as os.fsencode() uses
+_ENCODING = sys.getfilesystemencoding(), sys.getfilesystemencodeerrors()  # the same as in os.fsencode()
 
 # clone(2)
 CLONE_PARENT = 0x00008000
@@ -246,7 +246,10 @@ def install_filter() -> None:
 
 
 def withhold_descriptors() -> None:
-    """Make execve(2) close descriptors of directories and namespaces, and O_PATH descriptors: c_shims/seccomp.h"""
+    """Make execve(2) close directories, namespaces and O_PATH descriptors: see c_shims/seccomp.h.
+
+    If stdin, stdout or stderr is such a descriptor, /dev/null replaces it at once.
+    """
     _check(lib.penroot_withhold_descriptors())
 
 
@@ -256,7 +259,7 @@ def renew_keyring() -> None:
 
 
 def digest(path: str) -> str:
-    """Return size and FNV-1a hash of a regular file as a word, or "" if the file cannot be read: c_shims/digest.h"""
+    """Return size and FNV-1a hash of a regular file as one string (c_shims/digest.h), or "" if it cannot be read."""
     word = ffi.new("char[]", 40)  # PENROOT_DIGEST_BYTES
     return "" if lib.penroot_digest_format(_text(path), word) < 0 else ffi.string(word).decode()
 
@@ -265,8 +268,8 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
     """Execute a program in the background. ``fds``, in ascending order, become the program's descriptors from 3 on.
 
     Nothing is executed if the first of ``fds`` becomes readable, or its other end is closed, within ``delay_ms``.
-    Returns the PID to wait for: the program, or with ``orphan`` an intermediate process, which ends at once. Call this
-    once per process: c_shims/background.h.
+    Returns the PID to wait for: that of the program, or with ``orphan`` that of an intermediate process, which ends at
+    once. A process can call this only once: see c_shims/background.h.
     """
     words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
     memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)
@@ -275,12 +278,12 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
 
 
 def fork_below(path: str, name: str, word: str, fd: int) -> int:
-    """Start a program with ``fd`` as descriptor 3, and fork this process as the program's child: c_shims/guard.h
+    """Start a program with ``fd`` as descriptor 3. The program's child is a fork(2) of this process: c_shims/guard.h
 
-    The program's arguments are ``name``, the PID of this child, and ``word``. Returns the PID of the program, or 0 in
+    The program's arguments are ``name``, the PID of the child, and ``word``. Returns the PID of the program, or 0 in
     the child. Block all signals before the call.
     """
     return _check(lib.penroot_fork_below(_text(path), name.encode(), word.encode(), fd), path)
 
 
-_in_use: list[object] = []  # memory of start_background()
+_in_use: list[object] = []  # memory that the processes of start_background() read until execve(2)

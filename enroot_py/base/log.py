@@ -61,7 +61,7 @@ def silent(level: str, text: str) -> None:
     """Drop a line: a ``sink`` for a process whose output has no reader."""
 
 
-# The function that writes a line. The helper of the SPANK plugin replaces it, to send lines to the plugin.
+# The function that writes a line. For example, the helper of the SPANK plugin sets a function that sends lines to it.
 sink: Callable[[str, str], None] = _stderr
 
 

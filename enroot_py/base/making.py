@@ -92,7 +92,7 @@ class Directory:
 
 
 class File:
-    """A new file without its final name until publish(). The end of the ``with`` removes an unpublished file.
+    """A new file that gets its name at publish(). The end of the ``with`` removes an unpublished file.
 
     Before publish(), the file has no name (open(2), O_TMPFILE). On file systems without O_TMPFILE, such as NFS, it has
     a hidden name.
@@ -127,8 +127,8 @@ class File:
             data = data[os.write(self.fd, data) :]
 
     def publish(self, *, replace: bool) -> None:
-        """Give the file its name. Raises FileExistsError if the name exists, unless ``replace`` is set; OSError."""
-        # NFS reports a full disk only at fsync(2). Without fsync(2) a power cut could lose the old and the new file.
+        """Give the file its name. Raises OSError; FileExistsError if the name exists and ``replace`` is False."""
+        # Without fsync(2), a power cut could lose the old and the new file. NFS reports a full disk only at fsync(2).
         if replace and os.path.lexists(self._path) or filesystems.kind(self._directory) in filesystems.NETWORK:
             os.fsync(self.fd)
         self.appear(replace=replace)
@@ -181,14 +181,14 @@ def link(fd: int, path: str) -> None:
 
 
 def _link(source: str, path: str) -> None:
-    """Call linkat(2) for /proc/self/fd. os.link() sets AT_SYMLINK_FOLLOW only with a directory descriptor."""
+    """Link ``source``, which may be /proc/self/fd/N. Only with dst_dir_fd, os.link() sets AT_SYMLINK_FOLLOW for it."""
     directory, name = os.path.split(path)
     with Fd(os.open(directory, os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)) as at:
         os.link(source, name, dst_dir_fd=at)
 
 
 def hold(path: str) -> Fd | None:
-    """Open and lock a file or directory before its removal. Return None if it cannot be opened.
+    """Open a file or directory before its removal, and try to lock it. Return None if it cannot be opened.
 
     Raises FileNotFoundError.
     """

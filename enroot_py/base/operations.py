@@ -1,6 +1,6 @@
-"""Report operations to optional features that record events. Without such a feature, a report costs almost nothing.
+"""Report operations, such as pulls and starts, to optional features that record events.
 
-On the start path.
+Without such a feature, a report costs almost nothing. On the start path.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ event: OperationEvent | None = None  # the current operation
 class Operation:
     """Record the operation in the ``with`` as one event, if the settings request events or ``timed`` is set.
 
-    An operation within a recorded operation is recorded too, and passes some facts to the outer event.
+    An operation within a recorded operation is recorded too. The inner and the outer event exchange some facts.
     """
 
     def __init__(self, kind: str, settings: Any, *, timed: bool = False, **facts: str | int) -> None:

@@ -8,13 +8,13 @@ another archive or another Python is ignored. Every further line is
 
 and locates a list. The list is stored from OFFSET on, in pieces of these lengths, written by marshal. Each module has a
 line of its own, whose list has one item: (module, file, code). Other lines locate groups of such items. START has all
-modules that a start imports. IMAGE has the further modules that a start of a squashfs file imports. EXEC and LIST have
+modules that a start imports. IMAGE has the additional modules for a start of a squashfs file. EXEC and LIST have
 the modules of ``penroot exec`` and ``penroot list``. CHECK and STEP have the modules that pyxis_py/helper.py imports
 for its verbs check and ahead. The items of HOOKS are our hooks: (file, size, time, code). HELP has one item, the text
 of ``penroot --help``. Without a PACK, Python imports modules from the archive, or in a source tree from files.
 
-A start takes 19.0 ms of CPU time with PACK, 23.4 ms with files, 25.2 ms with a zip archive of compiled modules, and
-24.2 ms with an archive of only the modules of a start. Every command imports this module first, so it imports only
+A start takes 19.0 ms of CPU time with PACK, 23.4 ms with files, and 25.2 ms with a zip archive of compiled modules
+(24.2 ms if the archive has only the modules of a start). Every command imports this module first, so it imports only
 built-in modules.
 """
 
@@ -140,7 +140,7 @@ def stamp() -> bytes:
 
 
 def _open() -> "Pack | None":
-    """Make Python import from PACK, else from the archive, else from the libraries of `make dev` in a source tree."""
+    """Make Python import from PACK, or else from the archive. Without PACK, add the libraries of `make dev`."""
     sys.modules["enroot_py"].__path__.append(f"{MODULES}/enroot_py")
     sys.modules["enroot_py.base"].__path__.append(f"{MODULES}/enroot_py/base")
     try:

@@ -33,7 +33,7 @@ def write() -> None:
 
 
 def rewrite() -> None:
-    """Do the work of write(). Call it in a process that has imported nothing of ours but this module."""
+    """Do the work of write(), in the process that write() starts."""
     modules = dict(_modules())
     recorder = _Recorder(modules)
     sys.meta_path[:] = [recorder, *(finder for finder in sys.meta_path if finder is not pack.current)]

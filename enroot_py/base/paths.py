@@ -2,10 +2,10 @@
 
 ``root`` is an open directory. Paths are resolved as after chroot(2) into it, by openat2(2) with RESOLVE_IN_ROOT.
 
-Host trees are mounted beneath the root too, and symlinks of an image may lead into them: /etc to /dev/shm, or a file to
-/proc/self/environ. Therefore these functions read and create files only on the root's mount or on a tmpfs of the
-container. A read, or a call with ``named``, may use a path in a host tree if no component of the path is a symlink:
-then the user has named this place, not the image.
+Directories of the host ("host trees") are mounted beneath the root too. An image may have symlinks into them, such as
+/etc -> /dev/shm, or a link to /proc/self/environ. Therefore these functions read and create files only on the root's
+mount or on a tmpfs of the container. A read, or a call with ``named``, may use a path in a host tree if no component of
+the path is a symlink, because then the user chose the path, not the image.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def inode(fd: int) -> tuple[int, int]:
 
 
 def open_mounted(root: int, path: str, known: tuple[int, int] | None) -> Fd:
-    """Open the mount on ``path``. Follow a symlink of the image only to the mount whose root has the inode() ``known``.
+    """Open ``path``, where something is mounted. Follow symlinks only if the opened file has the inode() ``known``.
 
     Raises OSError.
     """
@@ -61,7 +61,7 @@ def exists(root: int, path: str) -> bool:
 
 
 def version(status: os.stat_result) -> tuple[int, ...]:
-    """Return the facts of a file that change when the file is written or replaced: inode(7)."""
+    """Return the fields of inode(7) that change when a file is written or replaced."""
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
 
 
@@ -83,8 +83,9 @@ class Foreign(OSError):
 
 
 def is_own(root: int, fd: int) -> bool:
-    """Return whether an open file is on the mount of ``root``, a volume, or a tmpfs mounted only beneath ``root``.
+    """Return whether an open file is on the mount of ``root``, on a volume, or on a tmpfs of the container.
 
+    A volume is a bind mount of a directory in the container. A tmpfs of the container is mounted only beneath ``root``.
     Call this only outside the container, because it trusts /proc.
     """
     number, base_number = _mount_id(fd), _mount_id(root)
@@ -96,7 +97,7 @@ def is_own(root: int, fd: int) -> bool:
     if number not in mounted or base_number not in mounted:
         return False
     mount, base = mounted[number], mounted[base_number]
-    if mount.device == base.device:  # a volume: a bind mount of a directory in the container
+    if mount.device == base.device:  # a volume
         return _is_beneath(mount.root, base.root)
     shown = (each.target for each in mounted.values() if each.device == mount.device)
     return mount.fstype == "tmpfs" and all(_is_beneath(target, base.target) for target in shown)
@@ -155,7 +156,7 @@ def open_regular(root: int, path: str, flags: int = os.O_RDONLY) -> int:
 
 
 def read(root: int, path: str, limit: int = _MAX_FILE_BYTES) -> bytes:
-    """Read a regular file of at most ``limit`` bytes beneath ``root``. Raises OSError as open_regular()."""
+    """Read a regular file of at most ``limit`` bytes beneath ``root``. Raises OSError like open_regular()."""
     with Fd(open_regular(root, path)) as fd:
         content = fd.content(limit + 1)
     if len(content) > limit:
@@ -208,7 +209,7 @@ class _Maker:
             raise OSError(errno.EXDEV, "'..' leads through a directory that does not exist", path)
         with self.make(above or ".", 0o755, directory=True, depth=depth + 1) as parent:
             if not check_own(self._root, above, named=self._named, entered=self._entered):
-                mode |= 0o755  # in a host tree, where the new entry outlives the container
+                mode |= 0o755  # in a host tree: the new entry outlives the container, so make it accessible
             try:
                 if directory:
                     os.mkdir(name, mode, dir_fd=parent)
@@ -261,7 +262,7 @@ def _link(root: int, content: str, path: str) -> None:
 
 
 def foreign_group(error: BaseException) -> str:
-    """Return a hint for EOVERFLOW, else "". The container's user namespace maps only the group of this process."""
+    """Return a hint for EOVERFLOW, the error for a group that the container's user namespace does not map, else ""."""
     if not isinstance(error, OSError) or error.errno != errno.EOVERFLOW:
         return ""
     fix = "run newgrp GROUP, or use $(id -g) in ENROOT_CACHE_PATH and ENROOT_DATA_PATH"

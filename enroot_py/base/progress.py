@@ -24,7 +24,7 @@ def columns(descriptor: int) -> int:
 
 
 def bar(label: str, done: int, total: int, seconds: float, width: int, *facts: str) -> str:
-    """Return a line that fits ``width``: the image without its registry, bytes, rate, time left, facts, and a bar."""
+    """Return a line that fits ``width``: image name without registry, bytes, rate, time left, facts, and a bar."""
     rate = done / max(seconds, 0.001)
     words = [
         label.rpartition("/")[2][-_NAME_CHARS:],
@@ -42,7 +42,7 @@ def bar(label: str, done: int, total: int, seconds: float, width: int, *facts: s
 
 
 class Progress:
-    """Count how many of ``total`` bytes several processes have read. Each process reads one part, and counts its bytes.
+    """Add up how many bytes, out of ``total``, several processes have read. Each process counts the bytes of one part.
 
     Create this before forking the processes, because the counts are in shared memory. tick() calls ``go_on`` if a
     process has read data since the previous tick().
@@ -58,7 +58,7 @@ class Progress:
         self._go_on = go_on
         self._seen = 0  # bytes
         if log.on_terminal():
-            self.tick(0)  # before the fork: the log lines of the processes must clear this line
+            self.tick(0)  # before the fork, so that log lines of the forked processes clear the progress line
 
     def part(self, number: int) -> Callable[[int], None]:
         """Return a function that sets how many bytes of part ``number`` have been read. Any process can call it."""

@@ -41,7 +41,7 @@ class Program:
     timeout: float | None = None  # seconds until it is killed
     tolerate: Callable[[int, list[str]], bool] | None = None  # (status, stderr lines): whether to accept a failure
     warnings: bool = False  # show the stderr of a program that succeeds
-    expected: str = "\n"  # do not show stderr lines with this prefix
+    expected: str = "\n"  # with ``warnings``: a prefix of lines not to show
 
     def run(self) -> str:
         """Run the program, and return its stdout, or "" if stdout is redirected. The program dies with this process.

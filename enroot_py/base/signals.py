@@ -9,9 +9,9 @@ CATCHABLE = _signal.valid_signals() - {_signal.SIGKILL, _signal.SIGSTOP}
 STOPPING = (_signal.SIGTSTP, _signal.SIGTTIN, _signal.SIGTTOU)
 # The terminal sends these to the whole foreground process group.
 OF_TERMINALS = (*STOPPING, _signal.SIGINT, _signal.SIGQUIT, _signal.SIGWINCH)
-# A process that keeps a container running or serves its files ignores these signals, because scancel may signal all
-# processes of a step (cgroup.conf, SignalChildrenProcesses). The process ends only with the step or the container. A
-# fault of the process itself, such as SIGSEGV, still ends it. SIGCHLD is not in this set.
+# Processes that keep a container running or serve its files ignore these signals, because scancel may signal all
+# processes of a step (cgroup.conf, SignalChildrenProcesses). They end only with the step or the container, or after a
+# fault of their own, such as SIGSEGV. SIGCHLD is not in this set.
 UNHEARD = tuple(CATCHABLE - {_signal.SIGCHLD})
 
 

@@ -11,7 +11,7 @@ import os
 SIZE_BYTES = 96
 _MAGIC = b"hsqs"
 _LAST_COMPRESSION = 6  # zstd
-# The metadata block of the ID table if root is the only owner: the size, 4, with the bit for "not compressed"; then the
+# If root is the only owner, the ID table has this metadata block: a header (size 4, flag "not compressed"), and the
 # ID 0. No program compresses a block of four bytes.
 _ONLY_ROOT = b"\x04\x80" + bytes(4)
 

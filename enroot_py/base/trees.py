@@ -28,7 +28,7 @@ def make(path: str, mode: int) -> None:
     except PermissionError:
         return  # the file system has one group for all files, for example with the mount option gid=
     except FileNotFoundError:
-        return  # another process's sweep removed the new directory: the caller's open(2) fails
+        return  # making.sweep() of another process removed the new directory: the caller's open(2) fails
 
 
 def drop_acl(path: str, mode: int) -> None:

@@ -23,10 +23,10 @@ _OTHERS, _GROUPS = 0o007, 0o070
 def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int = 0o022) -> os.stat_result:
     """Check that the caller or root owns a directory, and that nobody else can write to it. Return its state.
 
-    The directories above are checked too, so that not everybody can replace the directory. ``strict`` also refuses a
-    directory above that belongs to another user or is writable by a group: that user or group could replace the
-    directory. ``make`` creates missing directories. ``closed_to`` are the mode bits that the directory itself must not
-    have. Raises OSError, whose strerror is the failed check.
+    Also refuses a directory above in which everybody could replace entries. ``strict`` also refuses a directory above
+    that belongs to another user or is writable by a group: that user or group could replace entries. ``make`` creates
+    missing directories. ``closed_to`` are the mode bits that the directory itself must not have. Raises OSError, whose
+    strerror is the failed check.
     """
     state = _walk(path, make, strict, 0)[1]
     _check_owner(state, path)
@@ -35,7 +35,7 @@ def place(path: str, *, make: bool = False, strict: bool = False, closed_to: int
 
 
 def own(path: str) -> str:
-    """Return ``path``. If users share this directory, see is_shared(), return the caller's directory beneath it.
+    """Return ``path``. If users share this directory (see is_shared()), return the caller's directory in it.
 
     Creates a directory only if another user has taken the usual name: see mine(). Raises OSError.
     """
@@ -51,7 +51,7 @@ def own(path: str) -> str:
 def is_shared(state: os.stat_result) -> bool:
     """Return whether users share a directory. Either root owns it with mode 1777, or a group can write to it.
 
-    The second case excludes a directory of the caller, and the private group of the owner.
+    A directory that a group can write to is not shared if the caller owns it, or if it has the owner's private group.
     """
     if state.st_mode & _OTHERS_WRITE:
         return state.st_uid == 0 and bool(state.st_mode & stat.S_ISVTX)
@@ -224,5 +224,5 @@ def _check_mode(state: os.stat_result, path: str, closed_to: int = 0o022) -> Non
 
 
 def _is_own_group(state: os.stat_result) -> bool:
-    """Return whether the group is the owner's private group, which has the owner's number and allows umask 002."""
+    """Return whether the group is the owner's private group: with the owner's number, as usual with umask 002."""
     return state.st_gid == state.st_uid

@@ -1,4 +1,4 @@
-"""Let one process make a file while other processes that need it wait, on one node or on nodes that share the file.
+"""Let one process make a file. Other processes that need the file wait, on the same node or on nodes that share it.
 
 The maker of NAME creates the file ``.NAME.turn`` with the maker's node, boot ID and PID, locks the file with flock(2),
 and updates its time every few seconds. If flock(2) does not reach other nodes, the time shows that the maker is alive.
@@ -58,7 +58,7 @@ class Turn:
                 return self
 
     def _take(self) -> None:
-        """Create and lock the turn file. Raises FileExistsError if another process has the turn, OSError."""
+        """Create and lock the turn file. Raises OSError; FileExistsError if another process has the turn."""
         with Fd(os.open(self._path, _OPEN | os.O_CREAT | os.O_EXCL, 0o600)) as fd:
             try:
                 locks.attempt(fd)
@@ -133,7 +133,7 @@ def _remove(fd: int, path: str) -> None:
 
 
 def sweep(directory: str) -> None:
-    """Remove the turns of killed processes of this node."""
+    """Remove the turn files of killed processes of this node."""
     try:
         names = [name for name in os.listdir(directory) if name.startswith(".") and name.endswith("." + _KIND)]
     except OSError:
@@ -155,7 +155,7 @@ def _holder(fd: int) -> Holder | None:
 
 
 def _is_dead(fd: int, *, expired: bool) -> bool:
-    """Return whether the maker has ended. For a maker on another node, return ``expired``."""
+    """Return whether the maker has ended. For an unknown maker, or on another node, return ``expired``."""
     holder = _holder(fd)
     if holder is None or not holder.is_here:
         return expired

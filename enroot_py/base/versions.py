@@ -1,10 +1,10 @@
 """Keep several versions of an installation. PREFIX/lib/penroot is a symlink to the current version.
 
     lib/penroot -> penroot-versions/1.0.0-Ab3dE6
-    lib/penroot-versions/1.0.0-Ab3dE6/     modules, libexec, spank_pyxis.so: LIBRARY
+    lib/penroot-versions/1.0.0-Ab3dE6/     LIBRARY, with modules, libexec, spank_pyxis.so
 
-A process follows the link once at its start, and loads everything from that directory. An installation completes the
-new version, then replaces the link by rename(2): if it is killed before, nothing has changed. A later installation
+A process follows the link once at its start, and loads everything from LIBRARY. An installation completes the new
+version, then replaces the link by rename(2). If it is killed earlier, the link is unchanged. A later installation
 removes an old version when no container has it mounted and no process has one of its files open or mapped. The kernel
 grants a write lease on a file (fcntl(2), F_SETLEASE) only if no process has it open or mapped. So processes need no
 lock, and a slurmd that has only the plugin mapped is detected too. On shared file systems such as NFS, which have no
@@ -42,7 +42,7 @@ def use() -> None:
 
     path = link()
     before = os.path.realpath(path)
-    if os.path.isdir(path) and not os.path.islink(path):  # from a penroot that kept no versions
+    if os.path.isdir(path) and not os.path.islink(path):  # installed by a penroot that kept no versions
         before = f"{os.path.dirname(LIBRARY)}/before-{os.getpid()}"
         os.rename(path, before)
     _touch(LIBRARY)
@@ -78,7 +78,7 @@ def _is_unused(directory: str, shared: bool) -> bool:
 
 
 def _mounted() -> set[str]:
-    """Return the versions mounted in containers that use Slurm from inside. Only root sees all containers."""
+    """Return the versions mounted in containers that can submit jobs. Only root sees all containers."""
     names: set[str] = set()
     for process in filter(str.isdecimal, os.listdir("/proc")):
         with contextlib.suppress(OSError):

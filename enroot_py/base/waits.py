@@ -23,7 +23,7 @@ HINT = "resume that process (kill -CONT PID, scontrol resume JOB), or end it: ki
 _OPEN = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _CHECK_INTERVAL_S = 0.5
 _MAX_CHECK_GAP_S = 2.0  # a longer gap means that this process was stopped, and perhaps the holder too
-_MIN_ASLEEP_CHECKS = 2  # consecutive checks: the processes of a resumed job continue one by one
+_MIN_ASLEEP_CHECKS = 2  # consecutive checks, because the processes of a resumed job continue one by one
 _MIN_PROGRESS_CPU_S = 0.1  # a process that only polls uses less CPU time in a minute
 _STATES = {"R": "running", "S": "sleeping", "D": "waiting for a disk or a file server", "Z": "ended"}
 
@@ -68,7 +68,7 @@ def changing(path: str) -> Iterator[None]:
 def queue(fd: int, path: str) -> None:
     """Wait for the lock on ``fd``, the lock file of ``path``. Return at once on a file system without locks.
 
-    Raises PenrootError if the holder is stopped or makes no progress, OSError.
+    Raises OSError; PenrootError if the holder is stopped or makes no progress.
     """
     try:
         reason = lock(fd, f"changing {path}")
@@ -133,7 +133,7 @@ def holders(fd: int) -> list[int]:
             lines = [line.split() for line in f]
     except OSError:
         return []
-    # For files on btrfs and overlayfs, /proc/locks and stat(2) show different devices.
+    # For files on btrfs and overlayfs, /proc/locks and stat(2) show different devices: match by inode number.
     same = [words for words in lines if words[1] == "FLOCK" and words[5].rpartition(":")[2] == str(status.st_ino)]
     exact = [words for words in same if words[5].rpartition(":")[0] == device]
     return [pid for words in exact or same if (pid := int(words[4])) not in (0, -1, os.getpid())]

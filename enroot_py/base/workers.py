@@ -1,6 +1,7 @@
 """Run tasks in forked processes, several at a time. The first failure ends all of them.
 
-Processes, not threads: hashing and unpacking use every CPU, and a process can enter namespaces and be killed alone.
+Processes, not threads: hashing and unpacking use every CPU, and one process can enter namespaces or be killed while the
+others go on.
 """
 
 from __future__ import annotations
@@ -181,7 +182,7 @@ def _child(task: Callable[[], None], answer: int, parent: int, mask: set[int]) -
 
 
 def _kill_group(number: int, frame: FrameType | None) -> None:
-    os.killpg(0, signal.SIGKILL)  # this process and its program
+    os.killpg(0, signal.SIGKILL)  # this process and the program that it runs
 
 
 def _outcome(pipe: int, status: int) -> BaseException | None:

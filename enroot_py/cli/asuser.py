@@ -77,7 +77,7 @@ def _run(program: str, account: pwd.struct_passwd, output: int) -> NoReturn:
 
 
 def _environ(account: pwd.struct_passwd) -> dict[str, str]:
-    """Return the environment of a login, without root's variables: login(1), pam_systemd(8)."""
+    """Return the variables that login(1) and pam_systemd(8) set for a login, and none of root's variables."""
     environ = {
         "HOME": account.pw_dir,
         "USER": account.pw_name,
@@ -97,7 +97,7 @@ def _read(output: int, name: str, deadline_s: float) -> Iterator[Finding]:
     while True:
         left = end - time.monotonic()
         if left <= 0 or not poll.poll(left * 1000):
-            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the check after these results hangs"
+            what = f"the checks as {name} have not ended within {deadline_s:.0f} s: the next check hangs"
             yield Finding("bad", what, "check the mounts of the user's directories: a file server may not answer")
             return
         data = os.read(output, 1 << 16)
@@ -121,7 +121,7 @@ def _parsed(line: bytes) -> Finding:
 
 
 def _has_succeeded(pid: int) -> bool:
-    """Return whether the child ends successfully within a second. It stays a zombie, so its PID is not reused."""
+    """Return whether the child ends successfully within a second. Leave it a zombie, so that its PID is not reused."""
     end = time.monotonic() + _END_TIMEOUT_S
     while (state := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
         if time.monotonic() > end:
@@ -131,7 +131,7 @@ def _has_succeeded(pid: int) -> bool:
 
 
 def _end(pid: int) -> None:
-    """Kill the child and its process group. Wait at most a second: a dead file server can keep a process alive."""
+    """Kill the child and its process group. Wait at most a second, because a dead file server can block their end."""
     for kill in (os.killpg, os.kill):  # the child may not have created its group yet
         with contextlib.suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)

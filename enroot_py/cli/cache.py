@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from enroot_py.store.store import Store
 
 
-_SHORT_DIGEST_CHARS = 12  # as shown by docker images
+_SHORT_DIGEST_CHARS = 12  # as in the output of `docker images`
 
 
 class Days(click.FloatRange):
     """A time in days."""
 
-    name = "number of days, such as 30"  # click prints: 'x' is not a valid NAME
+    name = "number of days, such as 30"  # for click's message: 'x' is not a valid NAME
 
 
 @click.group(context_settings=CONTEXT, no_args_is_help=False, options_metavar="")
@@ -103,7 +103,7 @@ def cache_prune(images: tuple[str, ...], keep: str, older: float, dry_run: bool)
 
 
 def _digest(text: str, images: Iterable[Stored]) -> str:
-    """Return the digest of the stored image that a name, a URI or the beginning of a digest selects."""
+    """Return the digest of the one stored image that ``text`` selects: a name, a URI or the beginning of a digest."""
     from enroot_py.base.errors import ImageReferenceError
     from enroot_py.registry.reference import of_command_line
 

@@ -15,7 +15,7 @@ CONTEXT = {"help_option_names": ["-h", "--help"]}
 _CHANGES = "penroot.changes"
 # Sections of the help text. A verb without a section is in SET_UP.
 RUN, IMAGES, CACHE, JOBS, SET_UP = "Run", "Images", "Cache", "Jobs", "Set up"
-# For verbs of docker, podman and apptainer: the line to type instead.
+# A verb of docker, podman or apptainer -> the line to type instead. {} stands for penroot.
 _INSTEAD = {
     "build": "docker build -t IMAGE . && {} import dockerd://IMAGE",
     "commit": "{} export --output FILE.sqsh NAME",
@@ -69,12 +69,12 @@ def there(_ctx: click.Context, _parameter: click.Parameter, value: T) -> T:
 
 
 def change(ctx: click.Context, origin: str, **changes: object) -> None:
-    """Change settings for this run. For the callbacks of options that an optional feature adds to a verb."""
+    """Change settings for this run. Callbacks of options that an optional feature adds to a verb call this function."""
     ctx.meta.setdefault(_CHANGES, []).append((origin, changes))
 
 
 def loaded(*, force: bool = False) -> Settings:
-    """Load the settings of this run. Settings that change() has changed, and --force, take precedence."""
+    """Load the settings of this run. Values from change() and --force take precedence over files and variables."""
     settings = load()
     ctx = click.get_current_context(silent=True)
     for origin, changes in ctx.meta.get(_CHANGES, ()) if ctx else ():

@@ -1,7 +1,7 @@
 """``penroot cp``: copy files between the host and a running container.
 
-The container can change its files and links meanwhile, so the kernel resolves paths in the container beneath its root:
-openat2(2), RESOLVE_IN_ROOT.
+Programs in the container can change files and links during the copy. So the kernel resolves the paths in the container,
+and cannot leave the container's root directory: openat2(2), RESOLVE_IN_ROOT.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _PATH = os.O_PATH | os.O_CLOEXEC
 
 
 class Side:
-    """One side of a copy: a path on the host, or a path in a container whose open root directory is ``root``."""
+    """One side of a copy: a path on the host, or a path beneath ``root``, an open root directory of a container."""
 
     def __init__(self, path: str, root: int = -1) -> None:
         self.path, self._root = path or ".", root
@@ -48,7 +48,7 @@ class Side:
         return "." if name in ("", ".", "..") else name
 
     def parent(self) -> Fd:
-        """Open the directory above the path. Raises OSError."""
+        """Open the directory that contains ``name``. Raises OSError."""
         if self.name == ".":
             return self.open(self.path, _PATH | os.O_DIRECTORY)
         return self.open(os.path.dirname(self.path.rstrip("/")) or ".", _PATH | os.O_DIRECTORY)

@@ -39,7 +39,8 @@ def start(
     """Start a container in the background and print its name.
 
     ``find`` returns the root file system of ``target``. ``run`` starts the container, and calls its second argument
-    just before it executes the program. Raises PenrootError. Its exit status is 125, unless its class defines another.
+    just before it executes the program. Raises PenrootError. An error has the exit status 125, unless the class of the
+    error defines a status.
     """
     try:
         _check_name(name)
@@ -48,8 +49,8 @@ def start(
         launched = detached.launch(record)
         if launched is None:
             spaces = os.open("/proc/self/ns", os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC)
-            # Orphans are found by their user namespace. With --pid there are no orphans, because the kernel ends a PID
-            # namespace with its first process. With superuser rights there is no user namespace.
+            # The monitor finds orphans of the program by their user namespace. With --pid there are no orphans, because
+            # the kernel ends a PID namespace with its first process. With superuser rights there is no user namespace.
             may_leave_orphans = not (namespaces.privileged(settings) or settings.unshare_pid)
 
             def ready() -> None:
@@ -69,7 +70,7 @@ def start(
 
 
 def _finish(record: detached.Record, messages: list[tuple[str, str]], status: int) -> None:
-    """Print the messages of a start, then the container's name. If the start failed, print its output, and exit."""
+    """Print the messages of a start, then the container's name. After a failed start, print the log, and exit."""
     for level, text in messages:
         log.sink(level, text)
     if not status:
@@ -178,7 +179,7 @@ def _stop(names: tuple[str, ...], number: int, wait_s: float, settings: Settings
 
 
 class _Stopping:
-    """A running container to stop: its first process, its namespace, and the process to wait for."""
+    """A running container to stop: its first process, its mount namespace, and the process to wait for."""
 
     def __init__(self, name: str, settings: Settings) -> None:
         """Find the container. Raises ContainerError."""

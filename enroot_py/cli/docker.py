@@ -5,8 +5,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Sequence
 
-# Options of docker run. A str is penroot's option, None drops the option, and "" means that the option depends on the
-# value: _OF_VALUE. A command line with any other option is not translated.
+# An option of docker run -> penroot's option. None: drop the option. "": see _OF_VALUE, because the value decides. A
+# command line with any other option is not translated.
 _FLAGS: dict[str, str | None] = {
     **dict.fromkeys(("--rm", "-i", "--interactive", "-t", "--tty", "--privileged", "--init", "--read-only"), None),
     **dict.fromkeys(("-d", "--detach"), "--detach"),
@@ -61,7 +61,7 @@ def image(name: str) -> str:
 
 
 def _run(rest: list[str]) -> str:
-    """Translate ``docker run`` to ``penroot start``. The root file system of docker's containers is writable."""
+    """Translate ``docker run`` to ``penroot start --rw``, because docker's containers have a writable root."""
     options: list[str] = []
     while rest and rest[0].startswith("-") and rest[0] != "--":
         word = rest.pop(0)
@@ -69,7 +69,7 @@ def _run(rest: list[str]) -> str:
         if name in _FLAGS and not equals:
             options += filter(None, [_FLAGS[name]])
             if value:
-                rest.insert(0, f"-{value}")  # the rest of -it
+                rest.insert(0, f"-{value}")  # the other letters of a word such as -it
             continue
         if name not in _VALUES:
             return ""

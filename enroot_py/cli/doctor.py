@@ -23,7 +23,7 @@ from enroot_py.runtime import fstab, isolated, mounting, rootfs
 
 
 def findings(load: Callable[[], Settings]) -> Iterator[Finding]:
-    """Run all checks in the order of a start. ``load`` reads the settings."""
+    """Run all checks. ``load`` reads the settings."""
     yield from machine()
     yield from programs()
     try:
@@ -53,7 +53,7 @@ def of_features(settings: Settings) -> Iterator[Finding]:
 
 
 def kernel() -> Finding:
-    """Check for the newest system call that penroot needs. The version is no proof: distributions backport calls."""
+    """Check for the newest system call that penroot needs. Distributions backport calls, so ignore the version."""
     release = os.uname().release
     try:
         linux.mount_setattr(-1, "", 0, 0, 0, 0)
@@ -103,7 +103,7 @@ _NOBODY_UID = 65534
 
 
 def _enter(private: int) -> None:
-    """Become an ordinary user. Enter the namespaces of a container, and those in ``private``. Raises PenrootError."""
+    """Become an ordinary user. Enter a container's namespaces, and the namespaces ``private``. Raises PenrootError."""
     # In a user namespace that maps no other user, root cannot become nobody, and does not need to.
     with contextlib.suppress(OSError):
         os.setgroups([])
@@ -130,7 +130,7 @@ def _mount_proc() -> None:
 
 
 def selinux(root: str = "/sys/fs/selinux") -> Iterator[Finding]:
-    """Check whether SELinux may deny, to a step of slurmd, the calls that container() tested: selinux(8)."""
+    """Check whether SELinux is enforcing: in a Slurm step, it may deny system calls that container() could make."""
     try:
         with open(f"{root}/enforce") as file:
             enforcing = file.read().strip() == "1"

@@ -20,9 +20,10 @@ _SIGPIPE_STATUS = 128 + 13  # exit status of main() if the reader of stdout has 
 def explain(
     source: Source, settings: Settings, command: tuple[str, ...], enter: Callable[[Settings], Container]
 ) -> None:
-    """Start the container in a child without running the command, and print each step.
+    """Start the container in a child without running the command, and print what the start does.
 
-    Nothing outside changes: the namespaces end with the child, and an overlay covers a writable root.
+    Nothing outside the container changes. The container's namespaces end with the child, and changes of its root file
+    system go to a temporary overlay.
     """
     write = sys.stdout.write
     for setting in all_settings().values():

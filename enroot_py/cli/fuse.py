@@ -69,7 +69,8 @@ def squashfuse_version(program: str) -> Finding:
             f"{name} is built with libfuse 2, which cannot serve an open /dev/fuse: squashfs images cannot be mounted"
         )
         return Finding("bad", message, _UPGRADE)
-    # If squashfuse's library is a separate file, the symbol is not in the program: check the version instead.
+    # squashfuse with threads calls fuse_session_loop_mt. If squashfuse's library is a separate file, the program does
+    # not contain this name: check the version instead.
     parts = tuple(map(int, version[1].split(b"."))) if version else ()
     has_library = any(name.startswith("libsquashfuse") for name in libraries)
     if b"fuse_session_loop_mt" in text or (has_library and parts >= (0, 3)):

@@ -1,4 +1,4 @@
-"""``penroot import``, ``digest`` and ``inspect``: verbs for images outside containers."""
+"""``penroot import``, ``digest`` and ``inspect``."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def import_(uri: str, output: str | None, settings: Settings, arch: str | None =
     while True:
         if must_verify and _is_up_to_date(path, reference, settings, arch, reports=ensure):
             return
-        mksquashfs.check_writing(path, settings)  # to fail before minutes of work
+        mksquashfs.check_writing(path, settings)  # fail now, not after minutes of work
         with Turn(path):
             if (new_state := _state(path)) != state:
                 state, must_verify = new_state, True  # release the turn, because the check takes long

@@ -69,7 +69,7 @@ def namespaces(root: str = "/proc/sys") -> Iterator[Finding]:
 def inotify(root: str = "/proc/sys") -> Iterator[Finding]:
     """Check that programs in containers can watch files: inotify(7). The limits count all containers of a user.
 
-    The kernel's own minimum is 128 instances and 8192 watches: fs/notify/inotify/inotify_user.c.
+    The kernel's defaults are at least 128 instances and 8192 watches: fs/notify/inotify/inotify_user.c.
     """
     low = []
     for name, least, right in (("instances", 128, 1024), ("watches", 8192, 524288)):

@@ -93,7 +93,7 @@ def _row(process: Process) -> tuple[str, str, str, str, str]:
 
 
 class _Detached:
-    """The names of running detached containers by PID, and in ``ended`` the exit statuses of ended ones by name."""
+    """Detached containers. ``ended`` maps the names of ended containers to exit statuses."""
 
     def __init__(self, settings: Settings, running: Iterable[Process]) -> None:
         self._names: dict[int, str] = {}

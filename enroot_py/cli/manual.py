@@ -82,10 +82,11 @@ VARIABLES = (
 )
 STATUS = (
     ("0", "Success."),
-    ("1", "Failure: stderr has a line [ERROR] with the cause, and a line [HINT] with a fix."),
+    ("1", "Failure: stderr has a line [ERROR] with the cause, and usually a line [HINT] with a fix."),
     ("124", "exec: the command was ended by --timeout."),
     ("125", "start --detach, cp, logs, ps, stop, wait: penroot failed."),
-    ("126, 127", "start, exec: the command cannot be run, or does not exist. If it runs, it sets the exit status."),
+    ("126", "start, exec: the command cannot be run. A command that runs sets the exit status itself."),
+    ("127", "start, exec: the command does not exist."),
     ("128+N", "start --pid, exec: signal N ended the command."),
     ("130", "Interrupted."),
 )

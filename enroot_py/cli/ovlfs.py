@@ -106,7 +106,7 @@ def _replace(directory: int, path: str, name: str, mode: int) -> None:
 
 
 def _mark_opaque(directory: int) -> None:
-    """Mark a directory as opaque. Overlayfs reads trusted.*, or user.* if a user namespace mounts it with userxattr."""
+    """Mark a directory as opaque. Overlayfs reads trusted.* or, with the option userxattr, user.*."""
     try:
         os.setxattr(directory, "trusted.overlay.opaque", b"y")
         if "ENROOT_SET_USER_XATTRS" not in os.environ:

@@ -47,14 +47,14 @@ def _closed(path: str, purpose: str, setting: str) -> Finding | None:
     existing = filesystems.existing(path)
     if os.access(existing, os.W_OK | os.X_OK):
         return None
-    reason = "you cannot write there" if existing == path else f"you cannot make it in {existing}"
+    reason = "you cannot write there" if existing == path else f"you cannot create this directory in {existing}"
     return Finding(
         "bad", f"{purpose} {path}, but {reason}", f"chown it to the user, or set {setting} to another directory"
     )
 
 
 def data_path(path: str) -> Finding:
-    """Check the caller's directory of containers. It is an example for the directories of all users."""
+    """Check the caller's directory of containers. pyxis-py check uses it as an example for all users."""
     fix = "use a local disk: ENROOT_DATA_PATH /var/tmp/penroot-$(id -u) in enroot.conf"
     kind = filesystems.kind(path)
     if kind in filesystems.NETWORK:
@@ -98,7 +98,7 @@ def cache_path(settings: Settings) -> Iterator[Finding]:
     if kind in _IN_MEMORY:
         yield Finding("warn", f"images are stored in {path}, {_in_memory(path, kind)}, and are lost at a reboot", local)
     elif kind in filesystems.NETWORK:
-        what = f"{path}, a network file system ({kind}): each as one squashfs file, mounted with FUSE"
+        what = f"{path}, a network file system ({kind}): each image is one squashfs file, mounted with FUSE"
         yield Finding("warn", f"images are stored in {what}", local)
     else:
         yield Finding("ok", f"images are stored in {path} ({kind})")
@@ -152,11 +152,11 @@ def acls(settings: Settings) -> Iterator[Finding]:
         inherited = [path for path in trees_ if _has_acl(path)]
         others = [path for path in glob.iglob(f"{glob.escape(place)}/*/") if path[:-1] not in trees_ and _has_acl(path)]
         if inherited:
-            number = log.many(len(inherited), "tree")
+            number = log.many(len(inherited), "directory tree")
             what = f"{number} in {place} inherited a default ACL; their containers fail to start: {inherited[0]}"
             yield Finding("bad", what, fix)
         if others:
-            is_open = any(os.stat(path).st_mode & 0o020 for path in others)  # with an ACL, these bits are its mask
+            is_open = any(os.stat(path).st_mode & 0o020 for path in others)  # the mask of the ACL
             what = f"{others[0]} has an ACL: users named in it can {'change' if is_open else 'read'} your images"
             yield Finding("bad" if is_open else "warn", what, fix)
         if not inherited and not others and _has_acl(filesystems.existing(place)):

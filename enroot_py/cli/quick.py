@@ -28,12 +28,12 @@ class Option(Frozen):
 
     @property
     def attribute(self) -> str:
-        """Return the name of a parameter of Verb.run: of type bool for a flag, tuple if multiple, else str or None."""
+        """Return the name of the parameter of Verb.run: bool for a flag, tuple if ``multiple``, else str or None."""
         return self.names[-1].lstrip("-").replace("-", "_")
 
 
 class Argument(Frozen):
-    """A word that is no option or, with ``many``, all words left. With ``kind``, shells complete container names."""
+    """A positional argument: one word or, with ``many``, all remaining. With ``kind``, complete container names."""
 
     name: str
     metavar: str
@@ -46,7 +46,7 @@ class Verb(Frozen):
     """A verb of penroot. With ``mixed``, options are also accepted after the first argument.
 
     ``run`` gets the values of options and arguments by name, and returns the exit status. ``own_error`` is the exit
-    status if penroot fails: OWN_ERROR in a verb that enroot lacks.
+    status for errors of penroot itself. Verbs that enroot lacks use OWN_ERROR.
     """
 
     name: str

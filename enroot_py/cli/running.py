@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.config.settings import Settings
 
-_PAUSE_S, _KILL_ATTEMPTS = 0.02, 3000  # a minute: a process that waits for a disk ends late
+_PAUSE_S, _KILL_ATTEMPTS = 0.02, 3000  # a minute in total: a process may wait for a disk
 _HINT = "penroot list --fancy shows your running containers"
 
 
@@ -52,7 +52,7 @@ def execute(
 
 
 def find(name: str, settings: Settings) -> int:
-    """Return the first process of the running container ``name``. Raises ContainerError."""
+    """Return the PID to join for a container's name, a PID or a Slurm JOBID[.STEPID]. Raises ContainerError."""
     pid = processes.find(name, settings)
     if processes.is_inside(pid, settings):
         return pid

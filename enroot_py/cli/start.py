@@ -95,8 +95,8 @@ def help_text() -> str:
 class FeatureFlag(Frozen):
     """An option that an optional feature adds to ``start``. A flag has no metavar.
 
-    If FLAGS also has ``name``, this row is for the form NAME=VALUE. ``change`` returns the settings with the value
-    applied. ``describe`` returns the description of the start.
+    If FLAGS also has ``name``, as for --net, this row is for the form --net=VALUE. ``change`` returns the settings with
+    the value applied. ``describe`` returns the description of the start.
     """
 
     name: str
@@ -204,7 +204,7 @@ def parse(arguments: list[str], verb: str = "start") -> Options | None:
             setattr(options, SWITCHES[word], True)
         elif name == "--rw":
             if value != "disk":
-                raise mistake(verb, f"unknown value: {word}", "--rw keeps changes in memory, --rw=disk on disk")
+                raise mistake(verb, f"unknown value: {word}", "use --rw, or --rw=disk for changes on disk")
             options.on_disk = options.changes["rootfs_writable"] = True
         else:
             row = _feature_flag(verb, word, name)
@@ -240,7 +240,7 @@ def _feature_flag(verb: str, word: str, name: str) -> FeatureFlag:
 
 
 def described_by(options: Options) -> tuple[FeatureFlag, str] | None:
-    """Return the last option with a description of the start, and its value."""
+    """Return the last option that describes the start, and the value of this option."""
     return next(((row, value) for row, value in reversed(options.of_features) if row.describe), None)
 
 
@@ -274,7 +274,7 @@ def main(arguments: list[str], *, batch: bool = False) -> None:
     if options.of_features:
         read_description(options, verb)
     settings = read_settings(options, batch=batch)
-    # Ask before the start: in the user namespace of the container, the caller may look like root.
+    # Decide this before the start: in the user namespace of the container, the caller may look like root.
     superuser = namespaces.privileged(settings)
     if options.explain:
         from enroot_py.cli.explain import explain
@@ -416,7 +416,7 @@ def read_script(path: str) -> str:
 
 
 def joins(settings: Settings) -> bool:
-    """Return whether this MPI rank shares a container. A PID namespace is not shared: it ends with its first rank."""
+    """Return whether this MPI rank shares a container. Ranks share no PID namespace: it ends with its first process."""
     return settings.join == "auto" and settings.mpi and environ.is_rank(os.environ) and not settings.unshare_pid
 
 

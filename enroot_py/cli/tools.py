@@ -49,7 +49,8 @@ Mount the entries of FSTAB, or of stdin if it is '-'.
  Options:
    --root DIR        mount beneath DIR (default: /)
    --pass N          mount only entries whose passno is N (default: 0)
-   --image FSTAB     mount the fstab of an image: only a tmpfs, and directories beneath ENROOT_ROOTFS
+   --image FSTAB     mount the fstab of an image, which may only name tmpfs mounts and
+                     directories beneath ENROOT_ROOTFS
 """
 _SWITCHROOT = """\
 Usage: {} [options] [--] ROOTFS [COMMAND] [ARG...]
@@ -63,8 +64,9 @@ Usage: {} [options] [--] ROOTFS [COMMAND] [ARG...]
    --env KEY=VALUE   set a variable
    --workdir DIR     change to DIR inside
    --lock            enter a second user namespace, in which root cannot change the mounts
-   --net --uts       with --lock: create a network or UTS namespace that root there can configure
-   --drop            drop root's capabilities too
+   --net --uts       with --lock: create a network or UTS namespace that belongs to this
+                     second user namespace
+   --drop            drop capabilities even if the caller is root
    --keyring         create a session keyring without the caller's keys
    --close           close all descriptors except stdin, stdout and stderr
 """
@@ -338,7 +340,7 @@ def _switch(directory: str) -> None:
     except OSError as e:
         raise UsageError(f"cannot enter {directory}: {e.strerror}") from e
     try:
-        linux.mount(None, "/", None, linux.MS_REC | linux.MS_SLAVE)  # unmounts do not propagate to the host
+        linux.mount(None, "/", None, linux.MS_REC | linux.MS_SLAVE)  # so that unmounts do not reach the host
         try:
             rootfs.switch(".")
         except OSError as e:
@@ -351,7 +353,7 @@ def _switch(directory: str) -> None:
     try:
         linux.unshare(linux.CLONE_NEWCGROUP)
     except OSError as e:
-        if e.errno != errno.EINVAL:  # a kernel without cgroup namespaces
+        if e.errno != errno.EINVAL:  # EINVAL: the kernel has no cgroup namespaces
             raise
 
 

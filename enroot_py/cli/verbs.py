@@ -78,7 +78,7 @@ def _program() -> str:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Run a command line and return its exit status. Raises UsageError for a wrong option, PenrootError."""
+    """Run a command line and return its exit status. Raises UsageError for a wrong option, or another PenrootError."""
     try:
         # click returns the status of Context.exit().
         return penroot.main(list(arguments), prog_name=_program(), standalone_mode=False) or 0

@@ -1,4 +1,4 @@
-"""Protocols of a container's description, as in an environment file. Only type checkers import this module.
+"""Type protocols for a container's description, such as an environment file. Only type checkers import this module.
 
 An optional feature implements them: enroot_py/features/environments.
 """

@@ -149,7 +149,10 @@ def names(directory: str) -> list[str]:
 
 
 def check(directory: str) -> None:
-    """Raise ConfigError if other users can write to a directory: the files in it decide which programs run."""
+    """Raise ConfigError if other users can write to a directory: the files in it decide which programs run.
+
+    The owner of this installation of penroot, such as a site's account for software, may own the directory.
+    """
     if directory.startswith(_OURS):
         return
     try:
@@ -164,10 +167,7 @@ def check(directory: str) -> None:
 
 
 def _is_installers(directory: str) -> bool:
-    """Return whether a directory belongs to the owner of this installation of penroot, and is not world-writable.
-
-    The owner may be a site's account for software.
-    """
+    """Return whether a directory belongs to the owner of this installation of penroot, and is not world-writable."""
     info = os.stat(directory)
     return info.st_uid == os.stat(LIBRARY).st_uid and not info.st_mode & 0o002
 
@@ -175,7 +175,7 @@ def _is_installers(directory: str) -> bool:
 def refuse_unless_absent(path: str, error: OSError | UnicodeDecodeError) -> None:
     """Raise ConfigError for a text file that could not be read.
 
-    Ignore the error if the file is missing, or its directory is inaccessible, such as HOME under `srun --uid`.
+    Ignore the error if the file is missing, or if its directory is inaccessible, as HOME may be under `srun --uid`.
     """
     if not isinstance(error, OSError) or os.path.exists(path):
         raise ConfigError(f"{path}: {getattr(error, 'strerror', None) or 'is not UTF-8'}") from error

@@ -17,7 +17,7 @@ from enroot_py.config import files
 from enroot_py.config.table import FIXED, SETTINGS, UNUSED, Setting, Table, all_settings, check_key
 from enroot_py.config.words import base_directories, expand
 
-# The place of Slurm and penroot in a container that can submit jobs: features/slurm_inside, c_shims/brought.h.
+# Where features/slurm_inside puts Slurm and penroot in a container that can submit jobs. Also in c_shims/brought.h.
 HERE = "/run/penroot/slurm"
 BIN = f"{HERE}/bin"
 SITE = f"{HERE}/etc/enroot" if f"{HERE}/penroot" == LIBRARY else "/etc/enroot"
@@ -47,11 +47,11 @@ class Settings(Table):
 
     @property
     def passed_on(self) -> dict[str, str]:
-        """Return the variables that files set for hooks. Variables of the caller override them."""
+        """Return the variables that files set for hooks and registries. Variables of the caller override them."""
         return {key: text for key, (text, _) in self._passed_on.items()}
 
     def everything(self) -> Iterator[tuple[str, str, str]]:
-        """Yield variable, value and origin of each setting, then of each variable that files set for hooks."""
+        """Yield variable, value and origin of each setting, then of each variable in passed_on."""
         for variable, setting in all_settings().items():
             yield variable, *self._values.get(setting.name, (setting.default, "default"))
         for variable, (text, origin) in self._passed_on.items():
@@ -70,7 +70,7 @@ class Settings(Table):
         devices = tuple(more)
         if devices and "ENROOT_DEVICES" not in all_settings():
             raise ConfigError(
-                f"{origin}: this penroot cannot select devices", hint="the devices feature is not installed"
+                f"{origin}: this penroot cannot select devices", hint="install penroot with the devices feature"
             )
         known, _ = self._values.get("devices", ("", ""))
         return self.replace(origin, devices=",".join(filter(None, (known, *devices)))) if devices else self
@@ -156,13 +156,13 @@ def _own(path: str) -> str:
 
 
 def _of_our_group(store: str) -> str:
-    """Return ``store``, or its subdirectory for our group if our store has another group: after newgrp(1).
+    """Return ``store``. If we own it but it has another group (after newgrp(1)), return a subdirectory for our group.
 
     A user namespace maps only the group of the process, and overlayfs cannot change a directory with an unmapped group.
     """
     try:
         layers = os.stat(store + "/layers")
-        if layers.st_mode & 0o2000:  # an older version let it inherit its group: use the group of a layer
+        if layers.st_mode & 0o2000:  # an older version let layers/ inherit a group: use the group of a layer
             with os.scandir(store + "/layers") as entries:
                 layers = next(entries).stat()
     except (OSError, StopIteration):
@@ -182,7 +182,7 @@ def _places(environ: Mapping[str, str], base: Mapping[str, str]) -> Iterator[Pla
     for directory in (sysconf_path(environ), environ.get("ENROOT_CONFIG_PATH") or base["XDG_CONFIG_HOME"] + "/enroot"):
         try:
             names = os.listdir(directory)
-        except OSError as e:  # its files may still open by name: never skip the site's policy
+        except OSError as e:  # open() may work where listdir() fails: never skip the site's policy
             by_name = isinstance(e, PermissionError) or directory == SITE
             names = ["enroot.conf", "penroot.yaml", POLICY] if by_name and os.path.isdir(directory) else []
         if names:

@@ -323,7 +323,7 @@ _PROXIES = ("all_proxy", "no_proxy", "http_proxy", "https_proxy")
 def check_key(key: str, origin: str) -> None:
     """Raise ConfigError for a key of enroot.conf that is invalid, or looks like a typo of a setting.
 
-    Other variables ENROOT_* are valid: sites define them for their hooks.
+    Any other ENROOT_* variable is valid: sites define them for their hooks.
     """
     if key in SETTINGS or key in UNUSED or key.startswith(_PASSED_ON) or key in _PROXIES or key in all_settings():
         return

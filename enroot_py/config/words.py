@@ -1,6 +1,6 @@
 """Expand variables, parse yes and no, find base directories, and suggest a word for a typo.
 
-Every start imports this module, so it imports only os.
+Every start imports this module, so it imports nothing slow.
 """
 
 from __future__ import annotations
@@ -116,7 +116,7 @@ def truth(text: str) -> bool:
 
 
 def _check_length(text: str) -> None:
-    if len(text) > _MAX_VALUE_CHARS:  # if each line doubled the previous value, memory would run out
+    if len(text) > _MAX_VALUE_CHARS:  # in a file whose lines double the previous value, memory would run out
         raise ValueError(f"the value is longer than {_MAX_VALUE_CHARS} characters")
 
 
@@ -156,7 +156,7 @@ def base_directories(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def _ids() -> tuple[int, int]:
-    """Return the caller's user and group ID. If `unshare -r` has mapped them to root, return the IDs outside.
+    """Return the caller's user and group ID. If `unshare -r` has mapped them to root, return the original IDs.
 
     Keeps the result of the first call, because a start enters further user namespaces later.
     """
@@ -207,7 +207,7 @@ def true_or_false(text: str) -> bool | None:
 def nearest(word: str, known: Iterable[str]) -> str:
     """Return the known word that is most similar to ``word``, or "" if none is similar."""
     letters = set(word)
-    # Compare sets of letters first, because importing difflib is slow. One wrong letter makes two elements differ.
+    # Compare sets of letters first, because importing difflib is slow. One wrong letter makes the sets differ by two.
     alike = [name for name in known if abs(len(name) - len(word)) < 3 and len(letters ^ set(name)) < 5]
     if not alike:
         return ""

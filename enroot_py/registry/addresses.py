@@ -46,7 +46,7 @@ def read(text: str, base: Address | None = None) -> Address:
         raise ValueError("the address has invalid characters")
     try:
         url = parse_url(urljoin(str(base), text) if base else text)
-    except LocationParseError:  # whose message quotes the whole address, which may contain a password
+    except LocationParseError:  # do not show its message: it quotes the whole address, perhaps with a password
         raise ValueError("invalid address") from None
     if url.scheme not in _PORTS:
         raise ValueError("the scheme is neither http nor https")

@@ -138,7 +138,7 @@ def _members(file: IO[bytes]) -> Iterator[tarfile.TarInfo]:
     with tarfile.open(fileobj=cast(IO[bytes], _Headers(file)), mode="r:") as tar:
         for count, member in enumerate(iter(tar.next, None)):
             tar.members.clear()  # type: ignore[attr-defined]  # tarfile would keep every member in memory
-            # A negative size leads back to an earlier member, for ever: CVE-2025-8194.
+            # With a negative size, tarfile would read the same members again and again: CVE-2025-8194.
             if member.size < 0 or member.offset <= last_offset or count > _MAX_MEMBERS:
                 raise ValueError("too many members, or a loop of members")
             if len(tar.pax_headers) > _MAX_GLOBAL_HEADERS:  # tarfile copies all of them to each member
@@ -189,7 +189,7 @@ def scratch(settings: Settings) -> IO[bytes]:
 
 
 def reopened(file: IO[bytes]) -> IO[bytes]:
-    """Rewind a temporary file, and return a duplicate for use after the writer has closed the original."""
+    """Rewind a temporary file, and return a duplicate. The duplicate stays open if the writer closes the original."""
     file.seek(0)
     return os.fdopen(os.dup(file.fileno()), "rb")
 

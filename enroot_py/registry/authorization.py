@@ -48,7 +48,8 @@ def know(tokens: str) -> None:
 class Authorization:
     """The Authorization header for the repository of ``reference``.
 
-    Unless this process has a token already, there is no header until the registry demands one.
+    The first request has the header only if this process already has a token. Later requests have it if the registry
+    asks for authorization.
 
     ``on_progress(True)`` is called before the search for a login, which may run a program, and ``on_progress(False)``
     after the search. Methods raise RegistryError and Transient.
@@ -138,7 +139,9 @@ class Authorization:
                 f"{registry} to renew it: {details}".rstrip(": "),
                 hint=f"log in: penroot login {registry} (looked in: {credentials.searched_files(self._settings)})",
             )
-        renew = "give the current password" if login.source == "the command line" else "renew the login there"
+        renew = f"renew the login in {login.source}"
+        if login.source == "the command line":
+            renew = "give the current password"
         return RefusedError(
             f"{status} from {registry}: the login of {login.user!r} from {login.source} has expired, or lost its "
             f"rights: {registry} accepted it before, and refuses it now for {repository}: {details}".rstrip(": "),

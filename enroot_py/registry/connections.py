@@ -1,7 +1,7 @@
 """HTTP connections to untrusted servers: proxies, certificate authorities, time limits, a check of peer addresses.
 
-http.client limits neither the time nor the length of what it reads before a body: a header that comes byte by byte, or
-``100 Continue`` for ever, would hold a process until it is killed.
+http.client does not limit time and length of a response before its body. A server that sends a header byte by byte, or
+``100 Continue`` again and again, would hold a process for ever. Therefore _LimitedReader sets limits.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from enroot_py.registry.addresses import Address
 _MAX_HEAD_BYTES = 1 << 20  # before the body
 _MAX_SHOWN_CHARS = 200  # of an exception
 _MIN_BYTES_PER_S = 1000
-_BATCH_BYTES = 48 << 10  # of a fast body: wait for this many bytes at once
+_BATCH_BYTES = 48 << 10  # a read of a fast body waits for this many bytes
 _FAST_BYTES_PER_S = 10 * _BATCH_BYTES
-_BUFFERED_BYTES = 32 << 10  # more than Python and OpenSSL (one record, RFC 8446) keep of bytes that have arrived
+_BUFFERED_BYTES = 32 << 10  # more than Python and OpenSSL (one record: RFC 8446) hold in their buffers
 
 
 class _LimitedReader(io.RawIOBase):
@@ -75,9 +75,10 @@ class _LimitedReader(io.RawIOBase):
         self._body_started, self._body_bytes = time.monotonic(), 0
 
     def expect(self, count: int) -> None:
-        """While ``count`` bytes of a fast body are still to come, wait for a batch of bytes instead of each packet.
+        """Prepare to read a body of which ``count`` bytes are left. If it is fast, wait for _BATCH_BYTES in each read.
 
-        A read costs more CPU than a packet's bytes. The last bytes, some of which may be in a buffer, make no batch.
+        One read for each packet would cost more CPU. Near the end of the body, do not wait for a batch: the buffers may
+        already have some of the last bytes.
         """
         is_fast = self._body_bytes > _FAST_BYTES_PER_S * (time.monotonic() - self._body_started)
         low_water = _BATCH_BYTES if is_fast and count > _BATCH_BYTES + _BUFFERED_BYTES else 1
@@ -144,7 +145,7 @@ class Connections:
         """Return whether the server itself is this machine or has a link-local address."""
         try:
             entries = socket.getaddrinfo(self._own.host.strip("[]"), self._own.port, type=socket.SOCK_STREAM)
-        except OSError:  # the server is behind a proxy
+        except OSError:  # only the proxy can resolve the name of the server
             return False
         return any(addresses.is_of_this_machine(str(address[0])) for *_, address in entries)
 

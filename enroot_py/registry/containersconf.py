@@ -145,7 +145,7 @@ def certificates(registry: str, environ: Mapping[str, str]) -> Certificates | No
     for parent in (user, f"{SYSTEM}/certs.d", _DOCKER_CERTS):
         for name in names:
             directory = f"{parent}/{name}"
-            # Only root may be able to read docker's directory.
+            # Skip docker's directory if only root can read it.
             if os.path.isdir(directory) and os.access(directory, os.R_OK | os.X_OK):
                 return _certificates(directory)
     return None

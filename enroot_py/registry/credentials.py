@@ -64,7 +64,7 @@ def find(
 ) -> Credential | None:
     """Find the credential for the registry of ``reference``, and for the user if the reference names one.
 
-    A login may be limited to a part of a registry. ``realm`` is the registry's known token server, or "": files may
+    A login may be limited to a part of a registry. ``realm`` is the registry's known token server, or "". Some files
     have the login under the token server's name. Raises ConfigError for an unreadable or invalid file.
     """
     if reference.secret:
@@ -115,7 +115,7 @@ def config(path: str) -> dict[str, Any]:
 
 
 def helper_of(config: Mapping[str, Any], registry: str, environ: Mapping[str, str]) -> str:
-    """Return NAME of docker-credential-NAME, the program that keeps the registry's login, or "" if no program does.
+    """Return the NAME of the program docker-credential-NAME that stores the registry's login, or "".
 
     ``config`` is the content of a login file. As in podman, the first entry of ``credential-helpers`` in
     registries.conf takes precedence over the helpers in ``config``.
@@ -215,9 +215,10 @@ class _Netrc:
             yield entry["machine"], entry["login"], entry["password"]
 
     def _secret(self, machine: str, password: str, environ: Mapping[str, str]) -> str:
-        """Expand a password that is exactly ``$NAME``, ``${NAME}`` or ``$(COMMAND)``. Return any other one unchanged.
+        """Return the password. A password of the form ``$NAME``, ``${NAME}`` or ``$(COMMAND)`` is expanded.
 
-        A backslash before the ``$`` prevents the expansion, and is removed. Any other ``$`` is an ordinary character.
+        A leading backslash before the ``$`` prevents the expansion, and is removed. All other passwords are returned
+        unchanged.
         """
         if password.lstrip("\\").startswith("$") and password.startswith("\\"):
             return password[1:]

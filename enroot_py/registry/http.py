@@ -30,8 +30,8 @@ _T = TypeVar("_T")
 _MAX_RETRY_AFTER_S = 60.0
 _MAX_REDIRECTS = 5
 _CHUNK_BYTES = 1 << 18
-# A body in tiny pieces costs the client more than its sender. The client refuses the body after _MAX_SMALL_READS reads
-# if the average read has fewer than _SMALL_READ_BYTES.
+# A server could waste the client's CPU with a body in tiny pieces. After _MAX_SMALL_READS reads, the client refuses a
+# body if its reads have fewer than _SMALL_READ_BYTES on average.
 _MAX_SMALL_READS = 20_000
 _SMALL_READ_BYTES = 100
 _READ_S = 1.0  # Response.read() collects data for up to this time
@@ -146,8 +146,8 @@ class Response:
 
     def document(self, limit: int) -> bytes:
         """Return the first ``limit`` bytes of the body, or the whole body if it is shorter."""
-        # Decode, because some proxies compress documents in spite of Accept-Encoding. Blobs are read without this
-        # method: their digests cover the compressed bytes.
+        # Decompress: some proxies compress documents in spite of Accept-Encoding. Blobs are read without decompression,
+        # because their digests cover the compressed bytes.
         parts = []
         while limit > 0 and (data := self.read(min(limit, _CHUNK_BYTES), decode=True)):
             limit -= len(data)
@@ -268,8 +268,8 @@ class HttpClient:
                 decode_content=False,
             )
         except _NO_CONNECTION as e:
-            # After an answer from the server, which may have been a redirect to this address, the failure may be
-            # temporary.
+            # The failure may be temporary if the server has answered before. An address on another host comes from such
+            # an answer.
             if self.base or not self.is_own(address):
                 raise self._transient(address, e) from e
             raise
@@ -302,7 +302,10 @@ class HttpClient:
     def _unreachable(self, error: Exception) -> Unreachable:
         if is_untrusted(error):
             cause = reason(error)
-            hint = "add its certificate authority to the system's, or name it in registries.conf or SSL_CERT_FILE"
+            hint = (
+                "add the server's certificate authority to the system, or name the authority's file in registries.conf "
+                "or SSL_CERT_FILE"
+            )
             if "expired" in cause or "not yet valid" in cause:
                 hint = (
                     "check the clock here with date(1); if it is right, ask the registry's admin for a new certificate"

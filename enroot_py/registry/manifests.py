@@ -21,7 +21,7 @@ _MAX_MANIFESTS = 16  # fetched for one image: nested indexes, and manifests that
 _MAX_SHOWN_PLATFORMS = 40
 _MAX_SHOWN_CHARS = 40  # of a platform
 MAX_CONFIG_BYTES = 8 << 20
-_MAX_LAYERS = 1000  # engines make 127 at most; beyond the limit of overlayfs, the lowest layers are merged
+_MAX_LAYERS = 1000  # engines build at most 127; compose.py merges layers that overlayfs cannot stack
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +88,7 @@ class Search:
         self._platforms: list[str] = []  # read from configs, because the index does not have them
 
     def image_of(self, data: bytes) -> Manifest:
-        """Return the image manifest in ``data``, the text of this manifest or of an index."""
+        """Return the image manifest for the platform. ``data`` is the text of this manifest or of an index."""
         document = parse(data, self._name)
         named = digests.of(data)
         if _is_index(document, named, self._name):
@@ -96,7 +96,10 @@ class Search:
         return manifest(data, document, named, self._name)
 
     def image_in(self, entries: object, named: str, depth: int = 0) -> Manifest:
-        """Return the image manifest in an index of ``entries``. ``named`` is the digest of the outermost index."""
+        """Return the image manifest that an index with these ``entries`` lists for the platform.
+
+        ``named`` is the digest of the outermost index.
+        """
         for digest, has_platform in choose(entries, self._platform, self._name):
             self._fetched += 1
             if self._fetched > _MAX_MANIFESTS or depth >= _MAX_NESTED_INDEXES:

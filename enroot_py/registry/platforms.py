@@ -1,6 +1,6 @@
 """Platforms of images: architectures and their variants.
 
-Source: OCI image specification, "Image Index", with Go's names (GOARCH). Starts import this module.
+Source: OCI image specification, "Image Index", which uses Go's names (GOARCH). Container starts import this module.
 """
 
 from __future__ import annotations
@@ -53,5 +53,5 @@ class Platform:
             return _ARM_VARIANTS.index(variant) if fits else -1
         if variant == self.variant:
             return 2
-        baseline = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))  # names of the same variant
+        baseline = {"amd64": ("", "v1"), "arm64": ("", "v8")}.get(architecture, ("",))  # equivalent variants
         return 1 if variant in baseline and self.variant in baseline else -1

@@ -1,9 +1,9 @@
 """Image references: ``docker://[USER[:PASSWORD]@][REGISTRY#|REGISTRY/]IMAGE[:TAG][@DIGEST]``, and local images.
 
-Local images are ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and ``docker-archive:FILE[:NAME]``, as in
-containers-transports(5), and ``dockerd://IMAGE`` and ``podman://IMAGE``, as in enroot-import(1). enroot-import(1) also
-defines the grammar of docker://. The OCI distribution specification, "Pulling manifests", defines valid names.
-Starts import this module, so it must not import re or dataclasses, which are slow to import.
+containers-transports(5) defines the local images ``oci:DIR[:TAG]``, ``oci-archive:FILE[:TAG]`` and
+``docker-archive:FILE[:NAME]``. enroot-import(1) defines docker://, ``dockerd://IMAGE`` and ``podman://IMAGE``. The OCI
+distribution specification, "Pulling manifests", defines valid names.
+Container starts import this module, so it must not import re or dataclasses, which are slow to import.
 """
 
 from __future__ import annotations
@@ -61,7 +61,10 @@ class Reference(Frozen):
         return Reference(self.registry, self.repository, digest=digest, user=self.user, secret=self.secret)
 
     def manifest_path(self, digest: str = "") -> str:
-        """Return the URL path of the manifest with ``digest``, or of this image: OCI distribution specification."""
+        """Return the URL path of the manifest with this digest or tag (default: of this image).
+
+        Source: OCI distribution specification, "Pulling manifests".
+        """
         return f"/v2/{self.repository}/manifests/{digest or self.digest or self.tag}"
 
     def uri(self) -> str:
@@ -192,7 +195,7 @@ def _parse_remote(text: str) -> Reference:
             f"{text}: unknown scheme {before}://",
             hint=f"use {', '.join(SCHEMES[:-1])} or {SCHEMES[-1]}",
         )
-    if whole.startswith("docker:/") and not separator:  # docker:/USER:PASSWORD@IMAGE is no login of the user "docker"
+    if whole.startswith("docker:/") and not separator:  # not a login of a user "docker"
         raise ImageReferenceError(f"{text}: the scheme is docker://, with two slashes", hint=_FORM)
     rest, digest = _split_digest(text, whole.removeprefix(DOCKER))
     rest, user, secret = _split_login(text, rest)

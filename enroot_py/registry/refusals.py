@@ -43,7 +43,10 @@ def failure(response: Response, registry: str, path: str) -> RegistryError:
 
 
 def elsewhere(response: Response, registry: str) -> RegistryError:
-    """Return the error for a status of a server that the registry redirects to. Raises Transient, as failure() does."""
+    """Return the error if the registry redirects to a server that sends an error status.
+
+    Raises Transient for a status that may be temporary.
+    """
     host = response.server.netloc
     return RegistryError(
         f"{response.status} from {host}, to which {registry} redirects: {details(response) or 'no reason given'}",
@@ -52,7 +55,7 @@ def elsewhere(response: Response, registry: str) -> RegistryError:
 
 
 def unauthorized(reference: Reference, login: Credential | None, settings: Settings) -> RefusedError:
-    """Return the error for the status 401 with ``login``, or without a login."""
+    """Return the error for the status 401. ``login`` is the login that was sent, or None."""
     registry, repository = reference.registry, reference.repository
     if login is not None:
         return RefusedError(
@@ -67,7 +70,7 @@ def unauthorized(reference: Reference, login: Credential | None, settings: Setti
 
 
 def unknown_token_server(reference: Reference, server: str, settings: Settings) -> RefusedError:
-    """Return the error for the status 401 if ``server``, the token server, got no login."""
+    """Return the error for the status 401 if penroot sent no login to the token server ``server``."""
     registry, repository = reference.registry, reference.repository
     return RefusedError(
         f"401 from {registry}: {repository} does not exist or needs a login; "

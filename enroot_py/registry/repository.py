@@ -96,7 +96,7 @@ class Repository:
 
     def named(self, digest: str) -> bytes:
         """Return a manifest or index by its digest. Checks the digest."""
-        digests.encoded(digest)  # raises if it is not a digest, because it becomes part of a path
+        digests.encoded(digest)  # ``digest`` becomes part of a path: raise ImageError for other text
         return self._checked(self._manifest(digest), digest, "manifest")
 
     def tagged(self, tag: str) -> bytes | None:

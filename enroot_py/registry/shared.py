@@ -78,7 +78,7 @@ class SharedBlobs:
             return use(unshared)
 
     def _blob(self, source: ImageSource, descriptor: Descriptor) -> _SharedBlob | _Tee | None:
-        """Open the shared blob, or the blob of ``source``, which is shared while it is read.
+        """Open the shared blob. If there is none, open the blob of ``source``; reading it also writes the shared file.
 
         Return None if sharing is not possible.
         """
@@ -143,7 +143,7 @@ class _Turn:
         self._own = f"{me.node}.{me.boot[:8]}.{me.pid}.{time.monotonic_ns()}"  # our file in ``tmp``
 
     def blob(self, source: ImageSource) -> _SharedBlob | _Tee:
-        """Open the shared blob, or the blob of ``source`` to share it. Raises OSError, _NotShareableError."""
+        """Open the shared blob, or lock it and open the blob of ``source``. Raises OSError, _NotShareableError."""
         has_waited = False
         while True:
             with contextlib.suppress(FileNotFoundError):
@@ -274,8 +274,8 @@ class _Tee:
         with self._directories:
             self._blob.__exit__(*error)
             self._close()
-            # Either file may be gone: publish() moves the blob, another process may have taken over the lock, and the
-            # owner of the directory may have moved both.
+            # Each of the two files may be gone: publish() has moved the blob, another process has taken over the lock,
+            # or the owner of the directory has moved both files.
             for name, directory in (
                 (self._temporary, self._directories.tmp),
                 (self._name + ".lock", self._directories.blobs),
@@ -364,7 +364,7 @@ def _make(directory: str, mode: int) -> None:
     umask = os.umask(0)
     try:
         os.mkdir(directory, mode)
-        trees.drop_acl(directory, mode)  # an ACL inherited from the parent would set the modes of blobs
+        trees.drop_acl(directory, mode)  # a default ACL from the parent would decide the modes of the blobs
         os.chmod(directory, mode)
     except FileExistsError:
         return

@@ -13,8 +13,8 @@ in addition to the system's. Each ``mirror`` (HOST[:PORT][/PREFIX]) is asked bef
 names a token server on another host that may get the registry's login. Without ``token``, only the registry's own host
 and the token servers in _TOKEN_SERVERS get the login.
 
-The user's line for a registry replaces the site's line. A mirror is trusted to say which digest a tag has, but content
-fetched by digest is always verified. For a registry without the rules ``http`` and ``mirror``, the registries.conf of
+The user's line for a registry replaces the site's line. penroot trusts the digest that a mirror returns for a tag, but
+verifies all content by its digest. For a registry without the rules ``http`` and ``mirror``, the registries.conf of
 podman and skopeo applies; for a registry without the rule ``ca``, their certs.d directories apply (containersconf.py).
 """
 
@@ -140,7 +140,7 @@ def places(reference: Reference, settings: Settings, environ: Mapping[str, str] 
 
 
 def _rewritten(reference: Reference, table: Table, endpoint: Endpoint) -> Reference:
-    """Return a reference to the same image at an endpoint. Omit user and password if the registry is another one."""
+    """Return a reference to the same image at an endpoint. Omit user and password for another registry."""
     if endpoint.location in ("", table.prefix):
         return reference
     try:
@@ -179,7 +179,7 @@ def may_be_plain(registry: str, settings: Settings) -> bool:
 
 
 def is_token_server(registry: str, host: str, settings: Settings) -> bool:
-    """Return whether ``host``, which is not the registry's host, is a known token server of the registry."""
+    """Return whether ``host`` is a known token server of a registry on another host."""
     host = spelling(host)
     return host == _TOKEN_SERVERS.get(registry) or host in rules(registry, settings).token_servers
 

@@ -33,7 +33,7 @@ class ImageSource(Protocol):
 
     @property
     def base(self) -> str:
-        """Return what the store remembers as the origin: SCHEME://HOST of the registry, the engine's name, or ""."""
+        """Return the origin to record in the store: SCHEME://HOST of the registry, the engine's name, or ""."""
 
     def digest(self) -> str:
         """Return the current digest of the image's name, or "" if only manifest() can find the digest."""

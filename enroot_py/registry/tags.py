@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 _SILENCE_S = 2.0  # time to wait for one response, if a stored image can be used instead
 _CHECK_TIMEOUT_S = 10.0  # time for all responses: a login takes several responses
-_LATE_S = 2.0  # if a child has not ended this long after its alarm, a signal such as SIGSTOP has stopped the child
+_LATE_S = 2.0  # a child ends within this time after its alarm, unless a signal such as SIGSTOP has stopped it
 _MAX_RESPONSE_BYTES = 1 << 16  # a response to HEAD has no body
 _PROXIES = ("http_proxy", "HTTP_PROXY", "https_proxy", "HTTPS_PROXY", "all_proxy", "ALL_PROXY")
 
@@ -64,8 +64,8 @@ def _in_child(
     silence: float,
 ) -> str:
     """Return the result of ``ask`` from a child process with a time limit. Raises PenrootError."""
-    # A wait for a name server ends only with its process, so a child process asks the registry. A thread is no
-    # solution: a process with threads cannot create a user namespace, see unshare(2).
+    # Only the end of a process interrupts its wait for a name server, so a child process asks the registry. Do not use
+    # a thread: a process with threads cannot create a user namespace, see unshare(2).
     result, answer = os.pipe2(os.O_CLOEXEC)
     sys.stdout.flush()
     sys.stderr.flush()
@@ -75,7 +75,7 @@ def _in_child(
     os.close(answer)
     try:
         with open(result, "rb") as f:
-            if not _is_readable_within(seconds + _LATE_S, f):  # a stopped child misses its own alarm
+            if not _is_readable_within(seconds + _LATE_S, f):  # SIGALRM does not end a stopped child
                 raise errors.Unreachable(f"cannot ask {registry}: the child process {pid} is stopped")
             kind, _, value = f.read().decode("utf-8", "surrogateescape").partition("\0")
     finally:
@@ -151,7 +151,7 @@ def hurry(seconds: float, silence: float = _SILENCE_S) -> Callable[[bool], None]
 def at_once(reference: Reference, base: str, settings: Settings) -> str:
     """Resolve a tag at ``base`` (SCHEME://HOST) without login and proxy, or return "".
 
-    If the result is "", callers ask again with the full client, repository.py, which reports errors.
+    If the result is "", the caller uses the full client (repository.py), which also reports errors.
     """
     if any(os.environ.get(name) or settings.passed_on.get(name) for name in _PROXIES):
         return ""
@@ -223,10 +223,10 @@ def _connect(host: str, port: int, tls: bool, timeout: float | None) -> socket:
 
 
 def pin(reference: Reference | LocalImage, settings: Settings, of_step: Pin | None = None) -> Pin | None:
-    """Return the pin of a tag (the digest that the tag must have), or None without a pin or without a tag.
+    """Return the pin of a tag: the digest that the tag must have. Return None if there is no tag or no pin.
 
     The pin of the Slurm step, ``of_step``, takes precedence over the lock file in the settings, because all nodes of a
-    step use the same image. Only this function chooses a pin. Raises ConfigError.
+    step use the same image. No other function chooses between the two. Raises ConfigError.
     """
     if isinstance(reference, LocalImage) or reference.digest:
         return None
@@ -249,8 +249,7 @@ def resolve(reference: Reference, settings: Settings, on_progress: Callable[[boo
     first = places[0].reference
     host = first.registry
     if host != DOCKER_HUB and len(places) == 1:  # Docker Hub always asks for a token
-        # The request has no secret, so plain HTTP is safe. A registry with TLS rejects it, and the full client tries
-        # again.
+        # The request has no secret, so plain HTTP is safe. If the registry refuses HTTP, the full client tries again.
         plain = is_local(host) or ":" in host and site.may_be_plain(host, settings)
         digest = at_once(first, f"{'http' if plain else 'https'}://{host}", settings)
         if digest:
@@ -260,7 +259,7 @@ def resolve(reference: Reference, settings: Settings, on_progress: Callable[[boo
 
 def _by_client(reference: Reference, settings: Settings, on_progress: Callable[[bool], None]) -> str:
     """Resolve a tag with the full client, which supports logins, proxies and mirrors. Raises PenrootError."""
-    on_progress(True)  # on a busy node our own imports may take longer than the registry
+    on_progress(True)  # on a busy node, importing the modules may take longer than the registry
     from enroot_py.registry.sources import open_source
 
     source = open_source(reference, settings, on_progress)

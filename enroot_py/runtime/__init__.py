@@ -1,5 +1,5 @@
 """The engine: namespaces, root file systems, mounts, environment and hooks of a container.
 
-A start needs only a root file system. So the engine imports base and config, but not the store of images and
-containers (enroot_py/store).
+To start a container, the engine needs its root file system, but not the image store. So the engine imports base and
+config, but not enroot_py/store.
 """

@@ -13,11 +13,11 @@ if TYPE_CHECKING:
 
     from enroot_py.runtime.mounting import Mount
 
-PATH_MAX = 4096  # includes the final NUL: limits.h
-# The default flags for a path as the source, and for each special source.
+PATH_MAX = 4096  # with the final NUL; see limits.h
+# Default flags if the source is a path, and default flags of each source that is a special word.
 _BIND_FLAGS = ("x-create=auto", "rbind")
 _SPECIAL_FLAGS = {"tmpfs": ("x-create=dir",), "umount": ("x-detach",)}
-SQUASHFS = "sqsh"  # the flag that mounts the content of the squashfs file SRC; in an fstab, sqsh is a type
+SQUASHFS = "sqsh"  # flag: mount the content of the squashfs file SRC; in an fstab, sqsh is the TYPE
 
 
 class MountEntry:
@@ -47,7 +47,7 @@ class MountEntry:
         return self.source, self.target, self.flags
 
     def fstab(self, origin: str) -> Mount:
-        """Return a Mount, with ``origin`` unless the entry has an origin. Raises ConfigError for an unknown flag."""
+        """Return the entry as a Mount. ``origin`` is the default origin. Raises ConfigError for an unknown flag."""
         from enroot_py.runtime.mounting import Mount
 
         kind = "tmpfs" if self.source == "tmpfs" else SQUASHFS if self.is_squashfs else "none"
@@ -60,7 +60,7 @@ class MountEntry:
         return SQUASHFS in self.flags
 
     def resolved(self, cwd: str, environ: Mapping[str, str]) -> MountEntry:
-        """Return the mount with variables expanded, and a relative source beneath ``cwd``. Raises ValueError."""
+        """Expand variables, and prefix ``cwd`` to a relative source. Return the new entry. Raises ValueError."""
         source, target = self.source, self.target
         if "$" in source or "$" in target:
             source, target = _expand(source, environ), _expand(target, environ)
@@ -70,7 +70,7 @@ class MountEntry:
         return MountEntry(source, target, self.flags, self.origin)
 
     def check(self, variable: str = "$") -> None:
-        """Raise ValueError for an invalid path. Accept a path that begins with ``variable`` and is expanded later."""
+        """Raise ValueError for an invalid path. ``variable`` is "$" if resolved() will expand the paths, else "/"."""
         source, target = self.source, self.target
         if self.is_squashfs and source in _SPECIAL_FLAGS:
             raise ValueError(f"{source!r} is not a squashfs file", f"write ./{source} for a file of this name")

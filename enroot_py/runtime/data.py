@@ -1,8 +1,8 @@
 """Mount the content of squashfs files: ``SOURCE TARGET sqsh`` in an fstab, ``SOURCE:TARGET:sqsh`` in an option.
 
-Each file has its own server. The server starts in the same namespaces as the server of an image, so it is protected in
-the same way. Mounts of the file are clones of a mount that the container cannot see. Only a start with such a mount
-imports this module.
+Each file has its own FUSE server. Like the server of an image, the server runs outside the container's namespaces, so
+no process of the container can inspect it. Each mount of the file in the container is a clone of one mount that the
+container cannot see. Only a start with such a mount imports this module.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 def serve(mounts: Iterable[Mount], scratch: str, *, superuser: bool) -> None:
-    """Start a server for each file. Errors are reported when the file is mounted."""
+    """Start a server for each file. If a server cannot start, _File.mount() raises the error."""
     for mount in mounts:
         if mount.source not in mounting.served:
             mount_point = f"{scratch}/data{len(mounting.served)}"
@@ -41,8 +41,8 @@ class _File:
         self._error: PenrootError | None = None
         try:
             with open_file(path) as fd:
-                # A user who can read the file can read everything in it, whatever owners and modes the entries have.
-                # A superuser's container has other users too, so it keeps owners and modes.
+                # Owners and modes in the file count only for a superuser, whose container has several users. Any other
+                # user who can read the file can read every entry.
                 self._server = Server(path, fd, superuser=superuser)
         except PenrootError as e:
             self._error = e

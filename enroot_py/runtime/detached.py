@@ -97,7 +97,10 @@ class Record:
 
     @property
     def program(self) -> int:
-        """Return the PID of the program or of the process that waits for it, or 0 if it has ended."""
+        """Return the PID of the process that starts the container, or 0 if the process has ended.
+
+        This process becomes the program. With a private PID namespace, it waits for the program.
+        """
         return self._process(1)
 
     def _process(self, number: int) -> int:
@@ -204,7 +207,7 @@ _pipe = -1  # writing end of a pipe to the process that waits for the start
 
 
 def _fork_start(record: Record, output: int, writer: int) -> None:
-    """Fork the process that starts the container, and return only in that process. This process becomes its monitor."""
+    """Fork, and return in the child, which starts the container. The calling process becomes the monitor."""
     global _pipe
     os.setsid()
     with Fd(os.open(os.devnull, os.O_RDONLY | os.O_CLOEXEC)) as nothing:

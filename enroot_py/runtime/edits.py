@@ -32,7 +32,7 @@ _FLAGS = os.O_PATH | os.O_CLOEXEC
 
 
 class Host:
-    """A directory tree with the files of a host: the host itself, a tree with a driver, or a tree of a test.
+    """A directory tree with the files of a host: the host itself, a directory with a driver, or the tree of a test.
 
     Raises HookError if the tree does not exist.
     """
@@ -54,7 +54,7 @@ class Host:
 
     @classmethod
     def of(cls, environ: Mapping[str, str]) -> Host:
-        """Return the tree at PENROOT_HOST_ROOT, else the host. The variable opens no further files to the caller."""
+        """Return the tree at PENROOT_HOST_ROOT, or the host if it is unset. Hooks open its files as the caller."""
         return cls(environ.get("PENROOT_HOST_ROOT", ""))
 
     def beneath(self, path: str) -> Host:
@@ -72,7 +72,7 @@ class Host:
             return ""
 
     def exists(self, path: str) -> bool:
-        # In a tree of a test, no device node is a symlink, so none leads out of the tree.
+        # In the tree of a test, device nodes are not symlinks: a path below /dev cannot lead out of the tree.
         if not self.prefix or path.startswith("/dev/"):
             return os.path.exists(self.prefix + path)
         return bool(self.real(path))
@@ -99,7 +99,7 @@ class Host:
 
 
 class Edits:
-    """The changes to a container. Duplicates are dropped."""
+    """The changes that a hook makes to a container."""
 
     def __init__(self, origin: str) -> None:
         self.origin = origin
@@ -129,7 +129,7 @@ class Edits:
         return bool(real)
 
     def describe(self) -> list[str]:
-        """Return a line for each change: kinds in the order of execution."""
+        """Return a line for each change. Kinds of changes come in the order of execution."""
         lines = [f"program  {' '.join(command)}" for command in self.programs]
         lines += [f"hide     {path}" for path in self.hidden]
         lines += [f"empty    {path}" for path in self.emptied]

@@ -86,10 +86,10 @@ class Site:
 
 
 def prepare(start: Start) -> Site | None:
-    """Read the configuration before a fork whose child starts the container (for api/children.py).
+    """Read the configuration in the launcher, which then forks a child that starts the container (api/children.py).
 
-    Returns None unless the start is simple: no root, no hooks except penroot's, no --conf script, no FUSE server except
-    the image's, no optional feature, and no private namespace except the PID namespace. Raises PenrootError.
+    Returns None unless the start is simple: only the PID namespace is private, no root, no hooks except penroot's, no
+    --conf script, no FUSE server except the image's, no optional feature, no caller_sysfs(). Raises PenrootError.
     """
     settings, uid = start.settings, os.geteuid()
     if start.is_overlaid or settings.is_extended or uid == 0 or settings.remap_root or start.conf:
@@ -167,7 +167,7 @@ def enter(start: Start, prepared: Site | None = None, *, entered: bool = False) 
 
 
 def make_scratch(start: Start) -> str:
-    """Return the directory for this start's mounts. Outside of steps, write the PID of a named container there."""
+    """Return the directory for this start's mounts. Outside of Slurm steps, write a named container's PID there."""
     scratch = rootfs.make_scratch(start.settings)
     is_named = bool(start.source.directory or start.source.upper) and not start.source.is_volatile
     if is_named and not start.in_step:
@@ -194,9 +194,9 @@ def share(start: Start, scratch: str) -> Entry | None:
 def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry | None) -> int:
     """Start penroot-follow. It reports killed FUSE servers, and shows later changes of host files in the container.
 
-    Returns the child to wait for, or 0 if penroot-follow is not needed or cannot be started. The helper of a step does
-    this work itself. A writable container has copies of the host files. With a private PID namespace, the process that
-    waits for the container reports its own servers, and penroot-follow only a server of another start.
+    Returns the child to wait for, or 0 if penroot-follow is not needed or cannot be started. In a step, the step's
+    helper does this work. A writable container has copies of host files, and sees no changes. With a private PID
+    namespace, the process that waits for the container reports servers, except a server of another start.
     """
     waits, servers = bool(own & linux.CLONE_NEWPID), {}
     shared = entry.pidfd if entry is not None else -1
@@ -215,15 +215,15 @@ def start_follower(start: Start, mounts: Iterable[Mount], own: int, entry: Entry
 
 
 def keeps_copies(start: Start, follower: int, *, nested: bool) -> bool:
-    """Return whether to copy all host files: ``forked`` starts have no penroot-follow, ``nested`` mounts are locked."""
+    """Return whether to copy all host files: with ``forked``, nothing follows changes; ``nested`` locks the mounts."""
     return bool(start.forked) or nested and (bool(follower) or start.in_step)
 
 
 def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_files: bool) -> list[Mount]:
-    """Return the ``system`` mounts. Copies replace host files that are writable or that mounts of the caller cover.
+    """Return the ``system`` mounts. In a writable container, or with ``all_files``, copies replace all host files.
 
-    When the host replaces a file, the kernel detaches a mount of the old file, unless the mount is locked. A locked
-    mount cannot be replaced, but penroot-follow can cover a copy. With ``all_files``, copy all host files.
+    Else copies replace host files that mounts of the caller cover. When the host replaces a file, the kernel detaches a
+    mount of the old file. It keeps a locked mount, over which penroot-follow cannot mount. A copy has neither problem.
     """
     writable = start.settings.rootfs_writable
     targets = [mount.target for mount in start.mounts if mount.target.startswith("/etc/")]
@@ -233,7 +233,7 @@ def copy_host_files(start: Start, system: list[Mount], scratch: str, *, all_file
 
 
 def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | None, int]:
-    """Start the FUSE servers of the root file system: squashfuse, unless ``entry`` has a server, and fuse-overlayfs.
+    """Start squashfuse for an image, unless ``entry`` has a server, and fuse-overlayfs if the kernel makes no overlay.
 
     Returns the server of the image or None, and the detached root mount or -1.
     """
@@ -259,7 +259,7 @@ def serve(start: Start, scratch: str, entry: Entry | None) -> tuple[Server | Non
 
 
 def enter_servers(start: Start, entry: Entry | None = None) -> None:
-    """Enter the user namespace of the FUSE servers, in which the caller is root: a new one unless ``entry`` has one.
+    """Enter the user namespace of ``entry``'s FUSE server, or a new user namespace. The caller is root in it.
 
     Files of the image are owned by root, so the caller has access to them in this namespace. A server sees the node's
     files. Root of the container cannot reach them through the server: the container has an inner user namespace.
@@ -335,7 +335,7 @@ def image_mounts(root: int, settings: Settings, variables: Mapping[str, str]) ->
 
 
 def caller_sysfs(own: int) -> Mount | None:
-    """Return a mount of /sys for a network namespace that the caller has entered as root, or None if not needed."""
+    """Return a mount of /sys if the caller, as root of a user namespace, has entered a network namespace, else None."""
     if own & linux.CLONE_NEWNET or not linux.capget_permitted() >> linux.CAP_SYS_ADMIN & 1:
         return None
     from enroot_py.runtime import sysfs
@@ -431,7 +431,7 @@ def replace_script(root: int, scratch: str, script: str | None) -> None:
 
 
 def make_workdir(root: int, image: etc.Exec | None, caller_mounts: Iterable[Mount]) -> None:
-    """Create a missing working directory of the image. In a host directory, do so only below mounts of the caller."""
+    """Create a missing working directory of the image. In a host directory, create it only below a caller's mount."""
     if image is None or paths.exists(root, image.workdir):
         return
     named = any(image.workdir.startswith(mount.target.rstrip("/") + "/") for mount in caller_mounts)
@@ -485,7 +485,7 @@ def finish_features(context: hooks.Context, variables: Variables) -> None:
 
 
 def switch_root(mount_point: str, inner: int, *, nested: bool) -> None:
-    """Make ``mount_point`` the root directory. If ``nested``, enter inner namespaces, as the program will be root.
+    """Make ``mount_point`` the root directory. If ``nested``, enter inner namespaces, because the program will be root.
 
     Processes that join the container later enter the same namespaces. ``inner``: see enter_namespaces().
     """

@@ -71,7 +71,7 @@ class Variables:
 
 
 def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the image's /etc/environment, with ``${VAR}`` from ``host``, and the image's digest."""
+    """Return the variables of the image's /etc/environment, and the image's digest. Expand ``${VAR}`` from ``host``."""
     text = paths.text(root, "/etc/environment")
     if "${" in text:
         from enroot_py.runtime import secrets
@@ -87,7 +87,7 @@ def of_image(root: int, host: Mapping[str, str]) -> dict[str, str]:
 
 
 def of_site(settings: Settings, host: Mapping[str, str]) -> dict[str, str]:
-    """Return the variables of the system's and the user's environ.d, with ``${VAR}`` from ``host``."""
+    """Return the variables of the system's and the user's environ.d. Expand ``${VAR}`` from ``host``."""
     environ = {}
     for origin, text in files.fragments(directories("environ.d", settings, host), ".env", SHIPPED):
         for number, line in enumerate(text.split("\n"), 1):
@@ -129,7 +129,7 @@ def is_name(key: str) -> bool:
 def of_options(options: tuple[str, ...], host: Mapping[str, str]) -> dict[str, str]:
     """Return the variables of ``--env``: ``KEY=VALUE``, or ``KEY`` alone for the caller's value.
 
-    A name may be any that execve(2) accepts, such as ``discovery.type``. Raises UsageError for an empty name.
+    A name may have characters that a shell refuses, as in ``discovery.type``. Raises UsageError for an empty name.
     """
     environ = {}
     for option in options:
@@ -167,7 +167,7 @@ def is_rank(host: Mapping[str, str]) -> bool:
 
 
 def rank(host: Mapping[str, str]) -> list[str]:
-    """Return words that identify a rank and its launcher, or empty words in other processes."""
+    """Return words that identify a rank and its launcher, or empty words if the caller is not a rank."""
     return [host.get(name, "") for name in _RANK]
 
 

@@ -125,7 +125,7 @@ class ImageScripts:
 
 
 def of_image(root: int) -> Exec | None:
-    """Return the program of the image in the directory ``root``, as ImageScripts.exec() does."""
+    """Return the program of the image in the directory ``root``, or None if only a shell can run /etc/rc."""
     return read_rc(paths.text(root, "/etc/rc"), paths.text(root, "/etc/rc.local"))
 
 
@@ -156,7 +156,7 @@ def read_rc(rc: str, rc_local: str) -> Exec | None:
 
 
 def _statements(script: str) -> list[str]:
-    """Return the statements of a script without blank lines and comments; a quoted newline continues a line."""
+    """Return the statements of a script without blank lines and comments. A quoted newline is part of a statement."""
     out: list[str] = []
     going: list[str] = []  # lines of the current statement
     quote = ""

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.etc import Exec
 
 _RC = ("/bin/sh", "/etc/rc")
-# Variables that name descriptors: sd_listen_fds(3), MPICH.
+# Variables of sd_listen_fds(3) and MPICH that name descriptors.
 _NAME_DESCRIPTORS = ("LISTEN_FDS", "LISTEN_FDNAMES", "LISTEN_PID", "PMI_FD")
 # For sh(1), after /etc/profile: if /etc/profile has only added to PATH, keep the additions, else restore PATH ($1).
 _KEEP_PATH = 'case ":$PATH:" in *":$1:"*) ;; *) PATH=$1 ;; esac; shift; '
@@ -42,7 +42,7 @@ class Container:
         """Return the words to execute for ``command``, which may be empty."""
         if self.image is not None and not self._login_shell:
             return self.image.argv(command, self.image.entrypoint if self.runs_entrypoint else ()) or ("/bin/sh",)
-        # Only a shell can run the image's /etc/rc, or there is no /etc/rc.
+        # Only a shell can run /etc/rc, or /etc/rc is missing, or the settings demand a login shell.
         keep = ""
         path: tuple[str, ...] = ()
         if self._login_shell and "PATH" in self.origins:

@@ -1,8 +1,8 @@
 """Parse enroot's fstab(5) grammar, in files and options.
 
-A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``. Trailing fields may be missing. The target and the type may be
-missing too: the defaults are the source and ``none``. A mount with a negative passno, usually -1, comes before the
-hooks; any other mount comes after the hooks. The type sqsh mounts the content of a squashfs file (see data.py).
+A line is ``SOURCE TARGET TYPE OPTIONS FREQ PASSNO``. Trailing fields may be missing. The default of TARGET is SOURCE,
+and the default of TYPE is ``none``. A mount with a negative passno, usually -1, comes before the hooks; any other mount
+comes after the hooks. The type sqsh mounts the content of a squashfs file (see data.py).
 mounting.py executes a mount.
 """
 
@@ -94,8 +94,8 @@ def parse(line: str, variables: Mapping[str, str], origin: str = "") -> Mount:
             f"{origin}: {len(fields)} fields in {line.strip()!r}, at most 6 are allowed", hint="write a space as \\040"
         )
     try:
-        # The passno is the last number that is not 0, because a line may have only one number. If that is a dump
-        # frequency, it is positive, and so has the same effect as the passno 0.
+        # A line may have only one number, which is then the passno. So take the last number that is not 0. If this is a
+        # dump frequency, it is positive: as passno, a positive number has the same effect as 0.
         passno = next((number for number in map(int, fields[:3:-1]) if number), 0)
     except ValueError:
         raise ConfigError(f"{origin}: passno must be a number, not {fields[-1]!r}") from None

@@ -66,7 +66,7 @@ def _of_proc(name: str) -> str:
 
 
 class Context:
-    """The interface of a hook. Paths are paths in the container, resolved beneath its root.
+    """The argument of a hook. Its paths are paths in the container, resolved beneath the container's root.
 
     ``mount_point`` is the path of the root, for programs that a hook runs.
     """
@@ -138,7 +138,7 @@ class Context:
             raise HookError(f"cannot make {path} in the container: {e.strerror}", hint=_LINKS) from e
 
     def mount(self, source: str, target: str, options: str) -> None:
-        """Bind-mount now, with ``options`` of fstab."""
+        """Bind-mount ``source`` on ``target``. ``options`` are options of fstab(5), separated by commas."""
         mount = mounting.Mount(source, target, "none", tuple(options.split(",")), -1, "hook")
         fstab.execute(mount, self.root)
         self.mounted.add((source.rstrip("/"), target.rstrip("/")))
@@ -194,7 +194,7 @@ def preload() -> None:
 
 
 def look_outside(settings: Settings, host: Mapping[str, str]) -> bool:
-    """Return whether to load hooks before entering a user namespace, where root's files appear to be nobody's."""
+    """Return whether to load hooks before entering a user namespace: in it, root's files appear to be nobody's."""
     if not settings.is_extended and "PENROOT_ANNOTATIONS" not in host:
         return False
     return any(feature.looks_outside(settings, host) for feature in plugged("outside"))
@@ -286,7 +286,7 @@ def _is_ours(path: str) -> bool:
 
 
 def _call(path: str, function: Callable[..., object], *arguments: object) -> object:
-    """Call a function of the hook ``path``, by sitehooks.call() if the hook is not ours."""
+    """Call a function of the hook ``path``, through sitehooks.call() if the hook is not ours."""
     if _is_ours(path):
         return function(*arguments)
     from enroot_py.runtime import sitehooks
@@ -330,7 +330,7 @@ def _names(directory: str) -> list[str]:
 
 
 def _compile(path: str) -> CodeType:
-    """Compile a file and cache the code beside it, as import does. import itself rejects names such as 10-home."""
+    """Compile a file and cache the code beside it, as ``import`` does. ``import`` itself cannot load 10-home.py."""
     files.check_regular(os.stat(path), path)
     code = SourceFileLoader(path, path).get_code(path)
     assert code is not None

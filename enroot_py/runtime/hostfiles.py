@@ -1,4 +1,4 @@
-"""Give a container copies of host files, or show it their later changes. Every start imports this module."""
+"""Copy host files into a container, or show later changes of host files there. Every start imports this module."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ lifelines: dict[str, int] = {}
 
 
 def note_start(lifeline: int) -> None:
-    """Ask penroot-follow, which reads ``lifeline``, to report the death of the server. Do nothing for -1."""
+    """Ask penroot-follow, through the pipe ``lifeline``, to report the death of the server. Do nothing for -1."""
     try:
         if lifeline >= 0:
             os.write(lifeline, b"+")

@@ -11,8 +11,8 @@ import errno
 import os
 import stat
 
-# ELF class (1: 32 bits, 2: 64 bits) -> the e_machine of each machine; (offset, size) of e_phoff, and of e_phnum; the
-# size of a program header, and (offset, size) of its p_offset, and of its p_filesz.
+# ELF class (1: 32 bits, 2: 64 bits) -> (e_machine by machine, e_phoff, e_phnum, size of a program header, p_offset,
+# p_filesz). A field of a header is given as (offset, size).
 _LAYOUTS = {
     1: ({"x86_64": 3, "aarch64": 40}, (28, 4), (44, 2), 32, (4, 4), (16, 4)),
     2: ({"x86_64": 62, "aarch64": 183}, (32, 8), (56, 2), 56, (8, 8), (32, 8)),
@@ -79,7 +79,7 @@ def explain_in(workdir: str, name: str, search: str, proc: int) -> str:
 
 
 def _find(name: str, search: str) -> str:
-    """Return the file that slurmstepd finds, else the first dangling link, else "". Source: build_path() of env.c."""
+    """Return the file that slurmstepd finds, else the first dangling link, else "". Source: Slurm's build_path()."""
     if "/" in name:
         return name
     dangling = ""
@@ -278,7 +278,7 @@ def _of_elf(fd: int, head: bytes) -> bytes:
 
 def _number(data: bytes, field: tuple[int, int]) -> int:
     at, size = field
-    return int.from_bytes(data[at : at + size], "little")  # the byte order of both machines
+    return int.from_bytes(data[at : at + size], "little")  # x86_64 and aarch64 are little-endian
 
 
 def _quoted(path: str) -> str:

@@ -63,18 +63,18 @@ def enter(
     forked: Callable[[int], object] | None = None,
     beside: Callable[[], int] = lambda: 0,
 ) -> int:
-    """Enter a user and a mount namespace, as namespaces.enter() does, and the private namespaces ``own``.
+    """Enter a user namespace (unless ``superuser``), a mount namespace, and the private namespaces ``own``.
 
     With ``nested``, the program will run in a second user namespace, so that it cannot undo the mounts (see
     namespaces.nest()). The network, IPC and UTS namespaces then belong to that user namespace, and the program is root
-    in them. The PID namespace belongs to the first user namespace, because /proc must be mounted from within the PID
-    namespace, and stay mounted.
+    in them. The PID namespace belongs to the first user namespace: process 1 of the PID namespace mounts /proc there,
+    so that the program cannot unmount /proc.
 
     ``forked`` is called on both sides of the fork that makes process 1 of a PID namespace (see enter.Start). ``beside``
-    is called after this process has entered the PID namespace and before it enters the others: the processes that
-    ``beside`` starts end with the container. ``beside`` returns the namespaces that belong to the first user namespace
-    even if the container is ``nested``. Returns a descriptor of the second user namespace if it exists already, else
-    -1. Raises NamespaceError.
+    is called after this process has entered the PID namespace and before it enters the other namespaces. So processes
+    that ``beside`` starts end with the container. ``beside`` returns the namespaces that belong to the first user
+    namespace even if the container is ``nested``. Returns a descriptor of the second user namespace if it exists
+    already, else -1. Raises NamespaceError.
     """
     if not superuser:
         namespaces.enter_user(uid, gid)
@@ -122,7 +122,7 @@ def _enter_owned(flags: int) -> int:
 
 
 def _create_owned(flags: int, created: int, done: int) -> NoReturn:
-    """In the child: create the namespaces, report this process's PID in the host's /proc, and wait."""
+    """In the child: create the namespaces, send the parent this process's PID (as in the host's /proc), and wait."""
     status = errno.EPERM
     try:
         namespaces.enter_user(0, 0)

@@ -48,8 +48,8 @@ class Joined:
     def become_root(self) -> None:
         """Become root in a user namespace below the container's. Raises NamespaceError.
 
-        Until hide(), a process of the user could trace this process if it had the capabilities for that. In a
-        container without root, no process has these capabilities.
+        Until hide(), a process of the user in the container can trace this process, unless a private PID namespace
+        hides it: the owner of a user namespace has all capabilities in it, user_namespaces(7).
         """
         namespaces.enter_user(0, 0, myself=self.myself)
         namespaces.hide()

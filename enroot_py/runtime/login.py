@@ -1,6 +1,6 @@
 """Prepare a login shell (ENROOT_LOGIN_SHELL) as the image's /etc/login.defs demands.
 
-Run this before the switch to the new root: afterwards nothing can be imported. Sources: login(1), login.defs(5),
+Run this before the switch to the new root: afterwards no module can be imported. Sources: login(1), login.defs(5),
 locale.conf(5), lastlog(8), utmp(5).
 """
 

@@ -1,4 +1,4 @@
-"""Hide files in /proc with which root could change the kernel or read its data. For containers that root starts.
+"""Hide files in /proc with which root could change the kernel or read its data, in containers that root starts.
 
 The files belong to root of the host, and their owner can write to them without any capability. So a container that root
 starts in a user namespace could set sysctls, or restart the node. Sources: the OCI runtime specification, "Masked

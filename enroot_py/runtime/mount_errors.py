@@ -11,7 +11,7 @@ from enroot_py.runtime.mounting import BIND, SEPARATORS, SQUASHFS, Mount
 
 
 def hint(mount: Mount, error: OSError | PenrootError) -> str:
-    """Return how to fix the failed ``mount``, and who requested it."""
+    """Return how to fix the failed ``mount``, and the option or line that requested it."""
     fix = error.hint if isinstance(error, PenrootError) else _fix(mount, error)
     return "; ".join(filter(None, (fix, mount.origin and f"asked for by {mount.origin}")))
 

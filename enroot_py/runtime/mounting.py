@@ -265,8 +265,8 @@ class Mount:
     def _target(self, root: int, mode: int = 0) -> Fd:
         """Open the target. With x-create, create a missing target.
 
-        A created target has no permissions (mode 0), as in enroot: so `penroot export` recognises that the target is
-        not part of the image. In a directory of the host, a target is not created for a mount of an image, nor
+        By default, a created target has no permissions (mode 0), as in enroot: `penroot export` thereby recognises that
+        the target is not part of the image. In a directory of the host, create no target for an image's mount, and none
         through a symlink.
         """
         for word in self.words:

@@ -33,7 +33,7 @@ def enter_user(uid: int, gid: int, *, myself: int | None = None) -> None:
     """
     outside = os.geteuid(), os.getegid()
     try:
-        # The files of /proc/self belong to root if the process is not dumpable: proc(5).
+        # map_user() writes files of /proc/self. They belong to root if the process is not dumpable: proc(5).
         linux.prctl(linux.PR_SET_DUMPABLE, 1)
         linux.unshare(linux.CLONE_NEWUSER)
         map_user(uid, gid, outside, myself)

@@ -28,7 +28,7 @@ def idle(path: str) -> str:
 
 
 def is_original(path: str, name: str, digests: str) -> bool:
-    """Return whether the file ``digests`` lists ``path`` as enroot's original of ``name``. Raises ConfigError."""
+    """Return whether the file ``digests`` has the digest of ``path`` under the name ``name``.sh. Raises ConfigError."""
     line = f"{blake2b(files.content(path) or b'', digest_size=16).hexdigest()}  {name}.sh\n"
     with open(digests) as known:
         return line in known.read()
@@ -37,7 +37,7 @@ def is_original(path: str, name: str, digests: str) -> bool:
 def substitute(name: str, hook_directories: Sequence[str], settings: Settings, host: Mapping[str, str]) -> str | None:
     """Return the path of our hook that replaces enroot's optional hook ``name``.
 
-    Returns "" if the SPANK plugin or our hook 20-mpi does its work, and None if penroot has no replacement.
+    Returns "" if the SPANK plugin or our hook 20-mpi does the work of the hook, and None if penroot has no replacement.
     """
     step = "PYXIS_VERSION" in host
     if name == "50-slurm-pmi" and (step or settings.mpi and environ.is_rank(host)):

@@ -14,7 +14,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from collections.abc import Callable, Container, Mapping
 
-# Library directories of distributions: ld.so(8).
+# Library directories of distributions, which ld.so(8) searches.
 _LIBRARIES = (*(f"/usr/lib/{os.uname().machine}-linux-gnu", "/usr/lib64", "/usr/lib"), "/usr/local/lib")
 _OPEN_MPI = ("libpmix.so.2", "libmpi.so.40")
 _MPICH = ("libmpich.so.12", "libmpi.so.12", "libmpi_cray.so.12")
@@ -37,8 +37,8 @@ def directories(environ: Mapping[str, str], *, remap_root: bool) -> list[tuple[s
     """Return the node paths that a client needs: path, "rw" or "ro", and purpose.
 
     Root of a user namespace needs MUNGE, which asks the kernel for the client's user ID: munge(7). With PMIx's "native"
-    credential, the client itself sends its user ID: root sends 0, which the server refuses (psec_native.c; only on the
-    socket of PMIx 2, the server asks the kernel). The credential "none" would admit any user of the node. Cray's PMI
+    credential, the client itself sends its user ID: root sends 0, which the server refuses (psec_native.c). Only on the
+    socket of PMIx 2 does the server ask the kernel. The credential "none" would admit any user of the node. Cray's PMI
     reads the ranks from a directory of PALS or Slurm: mpi_cray_shasta.c, _create_app_dir().
     """
     needed = []
@@ -64,7 +64,7 @@ def _without_munge(environ: Mapping[str, str]) -> str:
 
 
 def withheld(environ: Mapping[str, str], *, remap_root: bool) -> tuple[str, ...]:
-    """If the server would refuse the client, return the variables to remove: with them, the step would never end."""
+    """If the server would refuse the client, return the variables to remove. A client that has them would hang."""
     if not (remap_root and used(environ) and _without_munge(environ)):
         return ()
     return tuple(name for name in environ if name.startswith(("PMIX_SERVER_", "PMIX_NAMESPACE", "PMIX_RANK")))
@@ -116,7 +116,7 @@ def is_copy(name: str, value: str, environ: Mapping[str, str]) -> bool:
 def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool) -> dict[str, str]:
     """Return the variables of FITTED with only those components that the client supports.
 
-    An unchanged variable may be missing. Raises ConfigError if the client supports none.
+    Variables that need no change may be left out. Raises ConfigError if the client supports no component of a variable.
     """
     return {**security(environ, libraries, remap_root=remap_root), **stores(environ)}
 
@@ -124,8 +124,8 @@ def fitted(environ: Mapping[str, str], libraries: Libraries, *, remap_root: bool
 def stores(environ: Mapping[str, str]) -> dict[str, str]:
     """Return PMIX_GDS_MODULE without the components that need the node's /tmp. Return {} if it has no such component.
 
-    PMIx 5 keeps the data in a file in the node's /tmp, to share its memory. A client that does not find the file gives
-    up, and a client of PMIx 4 complains. All servers and clients support "hash".
+    PMIx 5 keeps the data in a file in the node's /tmp, which processes map as shared memory. A client that does not
+    find the file gives up, and a client of PMIx 4 complains. All servers and clients support "hash".
     """
     modules = environ.get("PMIX_GDS_MODULE", "").split(",")
     kept = [module for module in modules if not module.startswith("shmem")]
@@ -135,7 +135,7 @@ def stores(environ: Mapping[str, str]) -> dict[str, str]:
 def client_variables(
     environ: Mapping[str, str], libraries: Libraries, inside: Mapping[str, str], *, remap_root: bool
 ) -> dict[str, str]:
-    """Return the variables of fitted(), and of copies() except those in ``inside``. Raises ConfigError."""
+    """Return fitted(), and copies() under names that ``environ`` and ``inside`` lack. Raises ConfigError."""
     fit = fitted(environ, libraries, remap_root=remap_root)
     offers = {name: environ[name] for name in FITTED if name in environ}
     return {**copies({**offers, **fit}, libraries, {**environ, **inside}), **fit}

@@ -73,14 +73,14 @@ def is_made() -> bool:
 
 
 def without_fuse(instead: str) -> str:
-    """Return a hint for a /dev/fuse that cannot be opened; ``instead`` works without it."""
+    """Return a hint for a /dev/fuse that cannot be opened. ``instead`` is an alternative without /dev/fuse."""
     if not is_made():
         return f"on {os.uname().nodename} as root: modprobe fuse; chmod 666 /dev/fuse; or: {instead}"
     return f"this pod needs the device /dev/fuse, from a device plugin or with privileged: true; without it: {instead}"
 
 
 def volume(setting: str) -> str:
-    """Return a hint for a store on an overlay, as in a pod or a live image."""
+    """Return a hint for a ``setting`` whose path is on an overlay, as in a pod or a live image."""
     if not is_made():
         return f"use another file system for {setting}, such as a disk or a tmpfs"
     return f"use a volume of the pod for {setting}, such as an emptyDir"

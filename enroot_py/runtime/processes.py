@@ -210,7 +210,7 @@ def find(target: str, settings: Settings) -> int:
         return member
     for process in running(settings):
         if process.name in (target, f"pyxis_{target}"):
-            if process.name == target and not target.startswith("pyxis_"):  # nothing removes a step's hint (named.py)
+            if process.name == target and not target.startswith("pyxis_"):  # no hint for steps: nothing would remove it
                 named.write(target, rootfs.make_scratch(settings), process.pid)
             return process.pid
     if member := _of_job(target, settings):
@@ -304,8 +304,8 @@ def namespaces(pid: int, mnt: int = 0) -> dict[str, int]:
     names = [name for name in _NAMESPACES if inode(pid, name) != inode(os.getpid(), name)]
     spaces = {name: os.open(f"/proc/{pid}/ns/{name}", os.O_RDONLY | os.O_CLOEXEC) for name in names}
     if "pid" in spaces and "user" in spaces:
-        # The PID namespace of a root container, and perhaps its network namespace, belong to the outer user namespace
-        # (see isolated.enter()).
+        # If the program is root, the PID namespace, and perhaps the network namespace, belong to the outer user
+        # namespace (see isolated.enter()).
         from fcntl import ioctl
 
         owner = ioctl(spaces["pid"], _NS_GET_USERNS)

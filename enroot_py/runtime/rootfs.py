@@ -107,7 +107,7 @@ class Source:
 
 
 def make_scratch(settings: Settings) -> str:
-    """Return the directory for the mounts of a start, in a private mount namespace. Raises ContainerError.
+    """Return the directory on which a start mounts file systems, in its mount namespace. Raises ContainerError.
 
     Other users cannot replace this directory. If they could replace ENROOT_RUNTIME_PATH, return a private directory.
     """
@@ -189,10 +189,10 @@ def mount(source: Source, scratch: str, server: Server | None, *, writable: bool
 def make_upper(lower: str, upper: str, names: tuple[str, ...]) -> None:
     """Create directories in ``upper``, a tmpfs, with the modes that they have in ``lower``. This saves time.
 
-    With a FUSE server, each directory saves requests that wake the server: six requests for attributes and flags when
-    a hook writes there, and one request for the origin of a directory that only one layer has. Without a server, the
-    kernel need not copy the directory at the first write. Directories that the image lacks, or that belong to another
-    user, are left to the kernel.
+    With a FUSE server, each directory in ``upper`` saves requests that wake the server: six for attributes and flags
+    when a hook writes into the directory, and one for the origin of a directory that only one layer has. Without a
+    server, the kernel need not copy the directory at the first write. Skip directories that the image lacks, or that
+    belong to another user.
     """
     own_ids = os.geteuid(), os.getegid()
     for name in names:

@@ -22,7 +22,7 @@ _DIGESTS = ("sha256:", "sha512:")  # after the "@" of an image reference
 
 
 def left_out(text: str, host: Mapping[str, str]) -> dict[str, str]:
-    """Return ``host`` without secrets for which ``text``, an image's /etc/environment, asks. Warn about each."""
+    """Return ``host`` without the secrets that ``text``, an image's /etc/environment, uses. Warn about each secret."""
     kept = dict(host)
     for name in [name for name in host if "${" + name + "}" in text and is_secret(name, host[name])]:
         del kept[name]

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from enroot_py.runtime.sharing import Entry
 
 _TICK_S = 0.1
-_STOPPED_AFTER_S = 3  # give up a starting server that is stopped for a longer time
+_STOPPED_AFTER_S = 3  # give up a starting server that a signal has stopped for a longer time
 _START_TIMEOUT_S = 60  # the image may be on a slow file system
 _READ_AHEAD_WINDOW_BYTES = 128 << 10  # of a FUSE mount
 SERVER_FDS = 8  # open files that a server needs
@@ -33,7 +33,7 @@ _ENVIRON = {
 # With these options, the kernel asks squashfuse only once for a name, not every second. squashfuse_ll needs no options.
 _KEEP_NAMES = ("-o", "entry_timeout=31536000,attr_timeout=31536000")  # seconds
 
-INSTEAD = "penroot create IMAGE; ENROOT_UNPACK=yes"
+INSTEAD = "penroot create IMAGE, or ENROOT_UNPACK=yes"
 
 starting: list[Server] = []  # the servers that this process has started
 _served = ""  # the image that this process has mounted
@@ -43,9 +43,9 @@ class Server:
     """The FUSE server of a squashfs image, and its detached mount.
 
     Create the server in a mount namespace that this process leaves later: the server stays there, and so keeps no mount
-    of the container in use. The server starts while the caller continues. It ends with the FUSE connection, which the
-    kernel closes with the last mount: when no process of a container that uses it is left. Containers of one image may
-    share a server (sharing.py).
+    of the container in use. The server starts while the caller continues. It ends with the FUSE connection. The kernel
+    closes the connection with the last mount: when all processes of all containers that use the server have ended.
+    Containers of one image may share a server (sharing.py).
     """
 
     def __init__(
@@ -57,7 +57,7 @@ class Server:
 
         The image begins at ``offset`` of its file. A new server is recorded in ``entry``. ``opened`` is the descriptor
         of a squashfs file that is mounted as data (data.py), or -1. For a ``superuser``, files keep their owners, and
-        the kernel checks modes also in data. For other users, all files belong to the user, as in an unpacked image.
+        the kernel checks modes in data too. For other users, all files belong to the user, as in an unpacked image.
         """
         self._note(image, is_root=opened < 0)
         self._lifeline = hostfiles.lifelines.get(image, -1)

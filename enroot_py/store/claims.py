@@ -28,10 +28,10 @@ _EXCLUSIVE_LOCK_TIMEOUT_S = 2.0
 
 
 class Claim:
-    """The lock on the container that this node uses as ``name``: NAME, or NAME@NODE if another node holds NAME.
+    """A lock on a container. The attribute ``name`` is NAME, or NAME@NODE if another node holds the lock on NAME.
 
-    A container that is not ``kept`` is removed with its step. If another node left such a container behind, this node
-    uses NAME@NODE, too. On a file system without locks, the name stays unchanged.
+    A container that is not ``kept`` is removed with its step. If another node left such a container NAME behind, the
+    attribute is NAME@NODE, too. On a file system without locks, it is NAME.
     """
 
     __slots__ = ("name", "_fd")

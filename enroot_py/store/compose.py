@@ -90,9 +90,9 @@ def compose(directory: str, manifest: Manifest, config: ImageConfig, stack: Stac
 class _Head:
     """Write the topmost tree. Added files get the image's creation time, so that the result is reproducible.
 
-    A directory of the head hides mode and time of the same directory in the layers, so the head copies them. This also
-    repairs directories that a layer only implies (/tmp, if a layer contains just tmp/x): mode and time come from a
-    lower layer. All methods raise OSError.
+    A directory of the head hides mode and time of the same directory in the layers. Therefore the head copies mode and
+    time from the topmost layer whose tar has an entry for the directory. For example, a layer with the entry tmp/x and
+    without tmp does not change the mode of /tmp. All methods raise OSError.
     """
 
     def __init__(self, directory: str, stack: Stack, created: float) -> None:
@@ -120,7 +120,7 @@ class _Head:
             os.utime(f"{etc}/{name}", (self._created, self._created))
 
     def show_implied(self) -> None:
-        """Restore mode and time of directories that an upper layer implies and a lower layer has."""
+        """Restore mode and time of directories that are implicit (index.py) in the topmost of their layers."""
         for lower, layer_index in zip(self._stack.lowerdirs, self._stack.indexes, strict=True):
             for name in layer_index.implicit:
                 shown = look(self._stack.lowerdirs, name)
@@ -128,7 +128,7 @@ class _Head:
                     self._add_directory(name)
 
     def hide_whiteouts(self) -> None:
-        """Make overlayfs merge directories with whiteouts, because it shows the whiteouts of an unmerged directory."""
+        """Add directories with whiteouts that only one layer has: overlayfs shows whiteouts of unmerged directories."""
         for lower in self._stack.lowerdirs:
             for name in filter(None, index.whiteouts(os.path.dirname(lower))):
                 shown = look(self._stack.lowerdirs, name)

@@ -2,7 +2,7 @@
 
 A record has a line ``image DIRECTORY`` or ``squashfs FILE``. An image or a program could write such a file into the
 root of a plain-directory container. Therefore each record repeats the random word in the file ``.records`` beside the
-containers. Images and programs cannot read this file. On the start path.
+containers, outside of their root file systems. Container starts import this module.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _MAX_RECORD_BYTES = 64 << 10
 
 
 def of(container: str) -> dict[str, str] | None:
-    """Return the record of a container. Return None if the record is missing or has another word. Raises OSError."""
+    """Return the record of a container. Return None if the record is missing or has a wrong word. Raises OSError."""
     fields = read(f"{container}/{MARK}")
     word = fields.get("word")
     return fields if word and word == text(word_file(os.path.dirname(container))).strip() else None

@@ -1,8 +1,8 @@
 """Containers on disk, under ENROOT_DATA_PATH.
 
 A plain directory is a root file system, as in enroot. A directory with a record (container_record.py) is a container
-over a stored image or a squashfs file: ``upper`` holds its changes. The functions that open a container are on the
-start path. All other functions import the modules that they need when called.
+over a stored image or a squashfs file: ``upper`` holds its changes. Container starts import this module. Therefore
+modules that starts do not need are imported inside functions.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def admit_file(path: str, settings: Settings) -> str:
 
 
 def admit_imported(uri: str, settings: Settings) -> None:
-    """Raise PolicyError if a policy rejects an image that the program of ``importer=`` (plugstack.conf) will get."""
+    """Raise PolicyError if a policy rejects an image that the program of ``importer=`` (plugstack.conf) is to fetch."""
     if settings.policies:
         from enroot_py.registry import reference
         from enroot_py.store import policies
@@ -169,7 +169,7 @@ def _lowerdirs(image: str, name: str) -> tuple[str, ...]:
             f"the store of {name}, {store}, {e.strerror}: it is not trusted", hint="import the image again"
         ) from e
     except OSError:
-        pass  # reading the stack below reports that the image is gone
+        pass  # layout.lowerdirs() below fails, too, and its error names the image
     if not layout.is_readable(store):
         from enroot_py.store import format
 
@@ -255,8 +255,8 @@ def _make(
 ) -> Source:
     """Create a container. ``origin`` has the lines of the record that name the image.
 
-    ``announce`` is called with the path of the record before the container exists. A container over a stored image gets
-    copies of files of the image: scripts.py.
+    ``announce`` is called with the path of the record before the container exists. For a stored image, scripts.copy()
+    copies files of the image's /etc into the container.
     """
     path = f"{settings.data_path}/{check_name(name)}"
     with _New(name, settings, force=force) as made:
@@ -374,7 +374,7 @@ def names(settings: Settings) -> list[str]:
 
 
 def refuse_running(name: str, settings: Settings) -> None:
-    """Raise ContainerError if a process of this node or a step on another node would lose the container's files."""
+    """Raise ContainerError if a process on this node, or a step on another node, uses the container."""
     from enroot_py.runtime import processes
     from enroot_py.store import claims
 
@@ -419,7 +419,7 @@ def remove_if_there(name: str, settings: Settings) -> bool:
 
 
 class Trash:
-    """A container whose name was taken before its deletion. A lock protects it from sweeps by other processes."""
+    """A container that has lost its name and will be deleted. A lock protects it from sweeps by other processes."""
 
     def __init__(self, path: str, replace: Callable[[], str] | None) -> None:
         """Take the name from the container at ``path``. Raises OSError.
@@ -451,11 +451,11 @@ class Trash:
 
 
 def set_aside(name: str, data_path: str, replace: Callable[[], str] | None = None) -> Trash | None:
-    """Take the name from a container that will be deleted; ``replace``: see Trash. Return None without a container."""
+    """Take the name from a container, for its deletion. Return None if it does not exist. ``replace``: see Trash."""
     path = f"{data_path}/{check_name(name)}"
     check_place(data_path)
     if not os.path.lexists(path):
-        return None  # rename(2) would report a read-only file system first
+        return None  # on a read-only file system, rename(2) would fail with EROFS, not with ENOENT
     mount_point = _mounted_beneath(path)
     if mount_point:
         raise ContainerError(f"cannot remove {name}: {mount_point} is mounted in it", hint=f"umount {mount_point}")

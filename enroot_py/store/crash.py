@@ -2,9 +2,9 @@
 
 An import does not wait for the disk, because this would double its time. It writes a mark, the file ``boot``, with the
 node's boot ID and checksums of the files beside the mark. If a process finds another boot ID in a mark, the node may
-have crashed. The process compares the layer or image with all its checksums, and renames the mark to ``checked``. Users
-of root's store (``store_form: squashfs``, world-readable) cannot rename marks. So imports by root, and imports of an
-image as one file, call syncfs(2) and rename the mark at once. On the start path.
+have crashed. The process checks the layer or image against its checksums. If they match, it renames the mark to
+``checked``. Other users cannot rename marks in a store that root has made readable for all. So imports by root, and
+imports of an image as one file, call syncfs(2) and rename the mark at once. Container starts import this module.
 """
 
 from __future__ import annotations

@@ -55,7 +55,7 @@ class Fetch:
                     self._write_file(build)
                 else:
                     self._assemble(build)
-            if as_file or os.geteuid() == 0:  # see crash.py: other users cannot rename our mark
+            if as_file or os.geteuid() == 0:  # other users of the store cannot mark the image as checked: crash.py
                 store.settle(self._manifest.digest)
             image = store.image(self._manifest.digest)
             if image is None or not image.hold():
@@ -145,8 +145,8 @@ class Fetch:
             layer = layertree.unpack(stream, directory, progress=count)
         except ImageError as e:
             raise ImageError(f"{self._reference}: layer {blob.digest}: {e}", hint=e.hint) from e
-        # Check both digests. Otherwise one image could store a wrong layer under the diff-id of another image's layer.
-        # Docker archives name layers by their diff-id, even if the layers are compressed.
+        # Check both digests. Without the second check, one image could store a wrong layer under the diff-id of another
+        # image's layer. In a docker archive, the digest of a layer is its diff-id, even if the layer is compressed.
         if blob.digest not in (layer.blob_digest, diff_id):
             raise ImageError(
                 f"{self._reference}: the layer {blob.digest} came with the digest {layer.blob_digest}",

@@ -1,7 +1,7 @@
-"""With the setting ``unpack``, keep an unpacked copy of a squashfs file in the store, for files that are started often.
+"""With the setting ``unpack``, start containers from an unpacked copy of a squashfs file, which is kept in the store.
 
 The copy is an image of one layer. The digest of the image and of the layer is the file's identity(). Therefore locks,
-limits and pruning work as for any image. On the start path.
+limits and pruning work as for any image. With this setting, container starts import this module.
 """
 
 from __future__ import annotations

@@ -12,8 +12,8 @@ from enroot_py import __version__
 from enroot_py.base.errors import ImageError
 from enroot_py.store import layout
 
-# This version writes the latest readable format. Writing to an older store upgrades it. Raise the number when earlier
-# versions can no longer read the files.
+# This version writes the last of FORMATS. Writing to a store with an older format upgrades the store. Add a number to
+# FORMATS with each change after which earlier versions cannot read new files.
 FORMAT = int(layout.FORMATS[-1])
 
 

@@ -22,8 +22,8 @@ class HardLinks:
     def __init__(self, sums: dict[int, bytes]) -> None:
         """``sums`` maps inodes to index.file_sum(). A copy gets the sum of its file."""
         self._sums = sums
-        # Inode of a file without free links -> descriptors of the file and its copy. The file stays open so that no
-        # other file gets its inode number.
+        # Inode of a file that can have no more links -> descriptors of the file and its copy. The file stays open so
+        # that no other file gets its inode number.
         self._copies: dict[int, tuple[int, int]] = {}
 
     def add(self, source: tuple[int, bytes], target: tuple[int, bytes], status: os.stat_result) -> None:

@@ -1,6 +1,7 @@
 """Read the config of an image. The config is untrusted: a malformed config raises ImageError.
 
-Source: OCI image specification, "Image Configuration". On the start path if the image of a reference is not stored.
+Source: OCI image specification, "Image Configuration". Container starts import this module if the image is not stored
+yet.
 """
 
 from __future__ import annotations
@@ -83,7 +84,7 @@ class ImageConfig:
         return workdir
 
     def files(self, provenance: str) -> dict[str, bytes]:
-        """Return the files in /etc that make a root file system an enroot image, by name. Raises ImageError."""
+        """Map the name of each file that an enroot image needs in /etc to the file's content. Raises ImageError."""
         labels, volumes = self._object("Labels"), self._object("Volumes")
         try:
             entrypoint, command = self._words("Entrypoint"), self._words("Cmd")

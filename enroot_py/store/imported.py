@@ -1,6 +1,6 @@
 """The record at the end of a squashfs file that an import wrote: the digest of the image, and a checksum of the file.
 
-The record is a separate block behind the file system, which readers of squashfs files ignore::
+The record is a separate block after the file system. Readers of squashfs files ignore this block::
 
     penroot-import 1
     digest sha256:…

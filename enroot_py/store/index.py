@@ -6,7 +6,7 @@ The index has one record per line. The path comes last, with ``\\`` and newline 
     layer DIFF-ID TAR-BYTES ENTRIES
     opaque                                  the layer hides everything below it
     file OCTAL-MODE UID GID PATH            a mode that differs from the tree, or an owner other than root
-    implicit PATH                           a directory that is not in the tar but has entries there
+    implicit PATH                           a directory without an entry in the tar, made for an entry beneath it
     device c|b MAJOR MINOR OCTAL-MODE PATH
     xattr NAME HEX-VALUE PATH
 
@@ -96,7 +96,7 @@ def record_line(record: str, path: bytes) -> bytes:
 
 
 def mode_lines(modes: Mapping[str, int]) -> Iterator[bytes]:
-    """Yield records of modes that a tree cannot hold, for files owned by root."""
+    """Yield a record ``file`` for each path and mode in ``modes``, with root as the owner."""
     for path, mode in modes.items():
         yield record_line(f"file {mode:o} 0 0", os.fsencode(path))
 
@@ -110,9 +110,9 @@ def _unescape(path: bytes) -> bytes:
 
 
 def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """Yield (path, mode) of each file of the merged view whose mode its tree could not hold.
+    """Yield (path, mode) for each file of the merged view that has another mode in its tree than in the image.
 
-    The modes come from the index beside each tree named ``fs``. A container's upper directory has no index.
+    The mode comes from the index beside each tree named ``fs``. A container's upper directory has no index.
     """
     for number, directory in enumerate(lowerdirs):
         parent, name = os.path.split(directory)
@@ -131,7 +131,10 @@ def special_modes(lowerdirs: Sequence[str]) -> Iterator[tuple[str, int]]:
 
 
 def sums(root: str, known: Mapping[int, bytes] | None = None) -> Iterator[bytes]:
-    """Yield the lines of the sums. Files whose inodes ``known`` maps to file_sum() are not read. Raises OSError."""
+    """Yield the lines of the sums. ``known`` maps the inode of a file to its file_sum(), so that the file is not read.
+
+    Raises OSError.
+    """
     known = known or {}
     pending = _scan(os.fsencode(root), b"")
     while pending:

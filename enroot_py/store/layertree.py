@@ -121,7 +121,7 @@ class Tree:
         os.close(self._root)
 
     def _forget(self, but: int = -1) -> None:
-        """Close all open directories except the descriptor ``but``: other directories may have replaced them."""
+        """Close all open directories except the descriptor ``but``: their paths may lead to other directories now."""
         for path, fd in list(self._open.items()):
             if fd != but:
                 os.close(fd)
@@ -341,7 +341,7 @@ class Tree:
                     raise FileNotFoundError(errno.ENOENT, "no such file")
                 self._remove(parent, name)
                 self._links.add((directory, target_name), (parent, name), status)
-                self._copy_records(target, path)  # an upper layer may hide the target, but not ``path``
+                self._copy_records(target, path)  # ``path`` keeps its records if an upper layer hides the target
         except (FileNotFoundError, NotADirectoryError):
             raise ImageError(
                 f"{shown(entry.path)}: hard link to {shown(entry.link)}, which is not in the layer",

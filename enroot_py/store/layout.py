@@ -1,25 +1,25 @@
 """Paths and file names of the store. No other module defines such paths.
 
-Beneath the root, which only its owner can enter, unless root shares the store::
+Paths beneath the directory of the store. Only its owner can enter the directory; root may open it to all users::
 
     layers/DIFF-ID/fs,index,sums    a layer's tree, its index and its checksums: index.py
     images/DIGEST/manifest,config   unchanged from the registry
-    images/DIGEST/head/…            fs, index and sums of the topmost tree, which makes it an enroot image: compose.py
+    images/DIGEST/head/…            fs, index and sums of the topmost tree, which adds the files of enroot: compose.py
     images/DIGEST/stack             lower directories, relative to the root, top first, one a line
-    images/DIGEST/image.sqsh,sum    instead of head and stack: the image as one file, and its SHA-256: onefile.py
+    images/DIGEST/image.sqsh,sum    the image as one file, and its SHA-256; replaces head and stack: onefile.py
     images/DIGEST/signatures/HASH   the signatures that verified the image for one repository: features/trust
     images/DIGEST/file              the path of the squashfs file that was copied: filecopy.py, features/swarm
-    */DIGEST/boot                   a mark until the files are on the disk, then renamed ``checked``: crash.py
+    */DIGEST/boot                   boot ID and checksums; renamed ``checked`` when the files are on the disk: crash.py
     refs/NAME+ARCH                  the last known digest of a name: store.Name
-    leases/DIGEST.NODE              on a network file system: the file's time is the last start on NODE
-    swarms/DIGEST                   on srun's host: the nodes of a step that all have an image; or for the identity
-                                    of a file (inode, times), the digest of its content: features/swarm
-    blobs/DIGEST                    compressed, for other nodes; incomplete blobs have no name: features/swarm
+    leases/DIGEST.NODE              the file's time is the last start of the image on NODE; network file systems only
+    swarms/DIGEST                   on srun's host: the nodes of a step that all have the image DIGEST. If DIGEST is the
+                                    identity of a file (inode, times): the digest of its content. features/swarm
+    blobs/DIGEST                    a complete compressed blob, for other nodes: features/swarm
     users/HASH                      a symbolic link to the record of a container over one of the images
     format                          a symbolic link to a number: format.py
-    tmp/KIND-DIGEST                 in the making; the maker holds flock(2) on it
+    tmp/KIND-DIGEST                 a layer or an image in the making; the process that makes it holds flock(2) on it
 
-Digests in paths are hex digits only. On the start path.
+Digests in paths are hex digits only. Container starts import this module.
 """
 
 from __future__ import annotations
@@ -54,7 +54,10 @@ _MAX_NAME_CHARS = 200
 
 
 def is_readable(root: str) -> bool:
-    """Return whether this version can read a store. Stores before 1.0 have no format. Errors: see format.check()."""
+    """Return whether this version can read a store. If not, format.check() raises the error that says why.
+
+    Stores of versions before 1.0 have no format.
+    """
     try:
         return os.readlink(f"{root}/{FORMAT}") in FORMATS
     except FileNotFoundError:
@@ -118,7 +121,7 @@ def making(directory: str) -> str:
 
 
 def making_alone(directory: str) -> str:
-    """Return a private temporary directory, for use if the process that fills making() makes no progress."""
+    """Return another temporary directory, for use if the process that fills making(directory) makes no progress."""
     return f"{making(directory)}.{os.getpid()}-{os.urandom(4).hex()}"
 
 
@@ -132,14 +135,14 @@ def trash(directory: str) -> str:
 
 
 def stack(digest: str, diff_ids: Iterable[str]) -> bytes:
-    """Return the record of an image's lower directories: the head, then the layers from the top."""
+    """Return the content of an image's file ``stack``: a line for the head, then one for each layer from the top."""
     lines = [f"{IMAGES}/{digests.encoded(digest)}/{HEAD}/{TREE}"]
     lines += [f"{LAYERS}/{digests.encoded(diff_id)}/{TREE}" for diff_id in diff_ids]
     return "".join(f"{line}\n" for line in lines).encode()
 
 
 def lowerdirs(image: str) -> tuple[str, ...]:
-    """Return the lower directories of an image, or () if their record is damaged. Raises OSError."""
+    """Return the lower directories of an image, or () if its file ``stack`` is damaged. Raises OSError."""
     with open(f"{image}/{STACK}", "rb") as f:
         lines = os.fsdecode(f.read()).splitlines()
     root = root_of(image)
@@ -231,5 +234,8 @@ def leases(root: str) -> list[tuple[str, str, str]]:
 
 
 def leases_since(root: str) -> str:
-    """Return the file whose time shows since when starts write leases. Only a store made without leases has it."""
+    """Return the file whose time is when the store got its directory for leases.
+
+    A store that was made with this directory has no such file.
+    """
     return f"{root}/{LEASES}/{_SINCE}"

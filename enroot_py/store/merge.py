@@ -85,7 +85,7 @@ def _link(source: str, target: str) -> None:
 
 
 def copy_attributes(source: str, target: str) -> None:
-    """Replace the user.* attributes of ``target`` by those of ``source``, except user.overlay.*. Raises OSError."""
+    """Give ``target`` the user.* attributes of ``source``, and no others, except user.overlay.*. Raises OSError."""
     for name in filter(is_plain, os.listxattr(target)):
         os.removexattr(target, name)
     for name in filter(is_plain, os.listxattr(source)):

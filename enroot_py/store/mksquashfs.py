@@ -167,7 +167,7 @@ def check_output(output: str, settings: Settings) -> None:
 
 
 def destination(output: str) -> str:
-    """Resolve the links of ``output``, and return the path to write: a link stays, and its target is replaced.
+    """Return the path to write. If ``output`` is a link, this is the link's target, so that the link stays.
 
     Raises ImageError if the target exists and is no regular file, or if another user could have created a link.
     """

@@ -80,7 +80,7 @@ def _refuse_unseen(store: Store, bounds: Bounds) -> None:
     if kind in filesystems.NETWORK and not bounds.age and not usage.leases_are_complete(store):
         raise ImageError(
             f"the store {store.root} is on {kind}: other nodes may use its images",
-            hint="use --older DAYS, longer than any container runs; from now on, each start records its node",
+            hint="use --older with more days than any container runs; from now on, each start records its node",
         )
 
 
@@ -184,7 +184,7 @@ def shrink(store: Store, settings: Settings) -> None:
     try:
         done = prune(store, settings, Bounds(size=settings.cache_limit), wait=False)
     except BlockingIOError:
-        return  # the last import will shrink the store
+        return  # the import that ends last will shrink the store
     except ImageError as e:
         log.debug(str(e))
         return

@@ -143,7 +143,7 @@ class Pull:
         known = self._known
         if known is not None and self._wanted != self._reference and known.resolved_digest != self._wanted.digest:
             known = None  # the tag resolved to another image
-        # The store may have the image of a digest from a pull by tag.
+        # Without a known name, look up the digest: a pull by tag may have stored the image.
         digest = known.digest if known else self._wanted.digest
         return self._store.image(digest) if digest else None
 

@@ -20,7 +20,7 @@ def copy(image: str, container: str) -> None:
     try:
         texts, mode, modified = _read(image)
     except (OSError, PenrootError):
-        return  # /etc leads elsewhere in this image, or unsquashfs is missing: the container starts without copies
+        return  # /etc is a link in this image, or unsquashfs is missing: the container starts without copies
     etc = container + "/upper/etc"
     os.mkdir(etc)
     for name, text in texts.items():

@@ -1,4 +1,4 @@
-"""Check squashfs images by their superblock. On the start path."""
+"""Check squashfs images by their superblock. Starts of squashfs images import this module."""
 
 from __future__ import annotations
 

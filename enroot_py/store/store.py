@@ -4,8 +4,9 @@ A process builds a layer or an image in a temporary directory, holds flock(2) on
 place. So no lock file remains, and the kernel frees the lock of a killed process. Two shared locks prevent pruning:
 an import locks the store's root, and a starting container locks its image until the mount is in /proc (Image.hold).
 
-No wait for a lock is silent or endless: base/waits.py. A crash of the node may truncate new files: crash.py.
-Every container start imports this module, so it does not import json and re, which are slow to import.
+base/waits.py reports each long wait for a lock, and ends the wait if the holder makes no progress. crash.py detects new
+files that a crash of the node truncated. Every container start imports this module, so it does not import json and re,
+which are slow to import.
 """
 
 from __future__ import annotations
@@ -127,7 +128,7 @@ def _note_use(fd: int) -> None:
 
 
 class Name:
-    """What the registry last said about a reference, in a file of four lines: one for each attribute.
+    """The last known digest of a reference. Its file in refs has four lines, one for each attribute.
 
     ``digest`` is the digest of the manifest. ``resolved_digest`` is the digest that the registry returned for the name,
     perhaps of an index. ``base`` is the registry's URL: https://HOST or http://HOST. ``text`` is
@@ -202,7 +203,8 @@ class Store:
         if self._owner != os.geteuid():
             raise ImageError(
                 f"the store {self.root} belongs to uid {self._owner}, and only its owner can use its trees",
-                hint="set ENROOT_CACHE_PATH to your own directory, or let its owner set ENROOT_STORE_FORM=squashfs",
+                hint="set ENROOT_CACHE_PATH to your own directory, or let the owner of the store set "
+                "ENROOT_STORE_FORM=squashfs",
             )
         for lowerdir in lowerdirs:
             # If the layer's directory is missing, a mount may succeed and show an empty layer.
@@ -241,7 +243,7 @@ class Store:
     def note_container(self, record: str) -> None:
         """Make a link in the store to the record of a container that will use an image of the store.
 
-        A store that we cannot write to gets no link; its owner prunes it by age.
+        A store that this user cannot write to gets no link. Its owner should prune old images only (--older).
         """
         link = layout.user(self.root, record)
         try:
@@ -281,7 +283,7 @@ class Store:
         with self.lock():
             with self.build(layout.IMAGES, digest) as build:
                 make(build)
-            if os.geteuid() == 0:  # see crash.py
+            if os.geteuid() == 0:  # other users of the store cannot mark the image as checked: crash.py
                 self.settle(digest)
             self.name(path, None, Name(digest))
 
@@ -351,7 +353,7 @@ class Build:
         from enroot_py.base import waits
 
         name = layout.name_of(self.target)[:_SHORT_NAME_CHARS]
-        # Wait for a shared lock: running containers of the published image hold shared locks on this directory.
+        # Wait for a shared lock only: after publish(), containers of the image hold shared locks on this directory.
         doing = f"making {name}"
         if reason := _with_lock_error(fd, lambda: waits.lock(fd, doing, shared=True, stalled_after=_STALLED_S)):
             log.warn(f"{reason}: making a copy")
@@ -365,7 +367,7 @@ class Build:
                 try:
                     crash.keep_or_drop(self.target, f"{self.path}/damaged")
                 except FileNotFoundError:
-                    pass  # another process, which was stopped until now, has removed it
+                    pass  # another process has removed it meanwhile
             if crash.is_whole(self.target):
                 trees.remove(self.path)
                 return False
@@ -455,7 +457,7 @@ def _make_directory(path: str) -> None:
 
 
 def cannot_write(action: str, path: str, error: OSError) -> ImageError:
-    """Return the error "cannot ``action``". The hint is about ``path``, a store or a path in it."""
+    """Return the error "cannot ``action``". Its hint says what to do about ``path``, a store or a path in a store."""
     from enroot_py.base import filesystems
 
     return ImageError(f"cannot {action}: {error.strerror}", hint=filesystems.hint_for(error, path, "ENROOT_CACHE_PATH"))

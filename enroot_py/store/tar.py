@@ -29,7 +29,7 @@ class Tar(Decompressed):
     """A tar stream read once, with the hashes of the blob and the tar. Use it in a ``with``."""
 
     def entries(self) -> Iterator[Entry]:
-        """Yield each entry. Read its data before asking for the next entry."""
+        """Yield each entry. The caller may read the entry's data before it asks for the next entry."""
         global_pax: Mapping[bytes, bytes] = _NO_PAX  # pax "g": for all later entries
         entry_pax: Mapping[bytes, bytes] = _NO_PAX  # pax "x" and GNU long names: for the next entry only
         long_name = long_link = None

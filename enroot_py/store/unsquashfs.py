@@ -99,7 +99,7 @@ def run_tool(
 ) -> str:
     """Run a program of squashfs-tools that reads ``image``. Return its stdout.
 
-    ``options``: see run.Program. Raises ImageError; OSError for a full disk, which only the program's messages show.
+    ``options``: see run.Program. Raises ImageError; OSError if the program's messages report a full disk.
     """
     messages: list[str] = []
 

@@ -21,8 +21,8 @@ from enroot_py.config.settings import Settings
 from enroot_py.store import container_record, layout
 from enroot_py.store.store import Store
 
-LEASE_S = 30 * 86400  # jobs are shorter
-_MAX_CREATE_S = 3600  # a new container is complete or has failed this long after its link was made
+LEASE_S = 30 * 86400  # longer than a job runs
+_MAX_CREATE_S = 3600  # longer than the time from the link to the complete container
 
 
 def of_containers(store: Store, settings: Settings) -> dict[str, str]:
@@ -61,7 +61,7 @@ def of_mounts(store: Store) -> dict[str, str]:
     """Map the digest of each mounted image to a process of this node that sees the mount.
 
     Only the digest counts, not the store's path in the mount. So a process that runs the same image from another store
-    counts, too. If a path is too long for the mount options, the mount source shows its end: rootfs.overlay().
+    counts, too. The mount source has the end of a path that is too long for the mount options: rootfs.overlay().
     """
     is_private = not os.stat(store.root).st_mode & 0o077
     users: dict[str, str] = {}

@@ -15,7 +15,7 @@ from enroot_py.store.store import Store
 
 
 def damage(store: Store) -> Iterator[tuple[str, str]]:
-    """Yield (directory, fault) for each damaged layer or image. Blocks pruning meanwhile. Raises OSError."""
+    """Yield (directory, fault) for each damaged layer or image, while a lock prevents pruning. Raises OSError."""
     if not os.path.isdir(store.root):
         return
     with store.lock():

@@ -8,7 +8,7 @@ FROM scratch AS packages
 COPY penroot_*.deb penroot-slurm-plugin_*.deb /
 
 FROM ${LOGIN}
-# The plugin package chooses the plugin for the Slurm in the image. Other packages have the distribution's versions.
+# The plugin package chooses the plugin for the Slurm in the image. No versions are pinned: they are the distribution's.
 # hadolint ignore=DL3008
 RUN --mount=type=bind,from=packages,target=/packages \
     apt-get update \

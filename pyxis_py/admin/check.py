@@ -179,7 +179,7 @@ def _slurm(slurm: Mapping[str, str], plugin: settings.PluginSettings) -> Iterato
         yield Finding("ok", f"ProctrackType={tracking}")
     elif tracking:
         verdict, fix = "bad", "set ProctrackType=proctrack/cgroup in slurm.conf"
-        if pods.cgroups_are_read_only():  # proctrack/cgroup cannot start there
+        if pods.cgroups_are_read_only():  # proctrack/cgroup cannot start in such a pod
             verdict = "warn"
             fix = "make control groups writable in this pod (privileged: true), then set proctrack/cgroup"
         message = f"ProctrackType={tracking} does not track the helper of a step: its mounts may outlive the job"
@@ -202,7 +202,7 @@ def _private_directories(kind: str, directory: str) -> list[str]:
         if kind.endswith("linux"):
             with open(f"{directory}/namespace.yaml", "rb") as file:
                 document = yaml.safe_load(file)
-            dirs = [*_all_of("dirs", document), *_all_of("path", document)]  # in Slurm 26.11, dir_confs has path:
+            dirs = [*_all_of("dirs", document), *_all_of("path", document)]  # dir_confs of Slurm 26.11 has the key path
         else:
             with open(f"{directory}/job_container.conf", errors="surrogateescape") as conf:
                 dirs = _DIRS.findall(conf.read())

@@ -201,7 +201,7 @@ def _compile_modules() -> None:
 
 
 def _load(main: str, directory: str, plugin: str, arguments: Sequence[str]) -> bool:
-    """Make the plugstack.conf ``main`` load the plugin. Return False if this host's admin must add a line to it."""
+    """Make the plugstack.conf ``main`` load the plugin. Return False if an admin must still add a line to ``main``."""
     if plugstack.is_sent(main):
         plugstack.configure_sent(main, plugin, arguments)
         log.info(f"loaded by {main}, which slurmctld sends to nodes: run scontrol reconfigure when all have {plugin}")
@@ -261,7 +261,7 @@ def uninstall_command(plugstack_dir: str, prefix: str | None) -> None:
     if removed and plugstack.is_sent(main):
         log.hint("run scontrol reconfigure: the nodes still have the old copy of plugstack.conf")
     if not removed:
-        log.info(f"nothing to remove: no file in {plugstack_dir} loads {plugin}, which does not exist")
+        log.info(f"nothing to remove: {plugin} does not exist, and no file in {plugstack_dir} loads it")
 
 
 @commands.command("choose", hidden=True)
@@ -294,7 +294,7 @@ def main() -> None:
             os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the buffered output would fail again at exit
         log.error(f"cannot write or read {e.filename or 'the output'}: {e.strerror}")
         if isinstance(e, PermissionError):
-            log.hint("run it as root: Slurm loads only files of root")
+            log.hint("run this command as root: Slurm loads only files of root")
         sys.exit(1)
     except click.exceptions.NoArgsIsHelpError as e:
         e.show()

@@ -43,21 +43,22 @@ file on the node. In an #SBATCH line, # begins a comment even within a word: wri
 after bcast: is a path on the host of srun, which sends the file to each node that does not have it in its store. sbatch
 refuses bcast:, but an srun in the batch script accepts it.
 
-NAME in --container-name may be followed by a mode, as in NAME:exec. auto (the default) uses the existing container,
-running or not, or creates it. create creates the container, and fails if it exists. exec enters the running container,
-and fails if none runs. no_exec starts a separate container on the same files.
+NAME in --container-name may be followed by a mode, as in NAME:exec. The mode auto (the default) uses the existing
+container, running or not, or creates it. The mode create creates a container, and fails if it exists. The mode
+exec enters the running container, and fails if none runs. The mode no_exec starts a separate container on the same
+files.
 
 In --container-mounts, write a backslash before a comma, a colon or a space that is part of a path. $NAME and ${NAME}
 are replaced by the job's variables. Relative sources begin with a dot. penroot-start(1) lists the flags under --mount.
 If SRC is the word umount, as in umount:/data, nothing is mounted. Instead, the mount that the image or the site has at
 DST is removed. The flag sqsh mounts the content of a squashfs file read-only: data.sqsh:/data:sqsh.
 
-Tasks get the variables of the job. If the image sets the same variable, the image takes precedence, unless
+Tasks get the variables of the job. If the image sets a variable too, the value of the image takes precedence, unless
 --container-env names the variable.
 """
 VARIABLES = f"""\
-Each variable replaces an option that is not on the command line, and has the value of that option. If the option takes
-no value, set the variable to {YES[1]} or false.
+Each variable sets the value of an option that is not on the command line. If the option takes no value, set the
+variable to {YES[1]} or false.
 """
 SEE = "penroot(1), penroot-env(1), penroot-lock(1), penroot.yaml(5), pyxis-py(1), srun(1), sbatch(1)"
 

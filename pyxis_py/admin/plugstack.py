@@ -6,7 +6,7 @@ fetches them each time (_establish_config_source() of read_config.c).
 
 Up to 26.05, slurmctld does not send the files that plugstack.conf includes (slurmd_config_files and
 client_config_files, in slurmctld's proc_req.c until 23.02 and in fetch_config.c since then). Slurm searches for a
-relative include beside the copy, and for an absolute include on the node. It ignores a missing include without a
+relative include beside the copy, and for an absolute include on the node. Slurm ignores a missing include without a
 message. So if slurmctld sends plugstack.conf, our line must be in plugstack.conf itself: configure_sent().
 """
 

@@ -93,7 +93,7 @@ def choose(library: str) -> None:
         log.error(f"Slurm {version} has no prebuilt plugin; there are plugins for {available}")
         log.hint(f"with gcc and slurm/spank.h: pyxis-py build --output {versions.link(library)}/{PLUGIN}")
     else:
-        log.info("Slurm is not installed on this machine; the plugin is selected once it is")
+        log.info("Slurm is not installed on this machine; installing Slurm selects the plugin")
 
 
 def _take_interpreter(library: str) -> None:

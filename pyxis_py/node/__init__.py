@@ -1,1 +1,1 @@
-"""A step on one node: the process of the plugin's helper, and its container."""
+"""A step on one node: the helper process of the plugin, and the container that it holds."""

@@ -1,8 +1,8 @@
 """Mount MPI and X11 files of the node in a running container for a step that joins it, and detach them at the end.
 
-A child does both, because a process that has entered the namespaces of the container cannot leave them. Programs of the
-container run meanwhile, and can change the container's paths. So each target of a mount is opened only once, and each
-mount is detached by its descriptor.
+A child mounts and detaches, because a process that has entered the namespaces of the container cannot leave them.
+Programs of the container run meanwhile, and can change the container's paths. So each target of a mount is opened only
+once, and each mount is detached by its descriptor.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def finish(held: Held, added: AddedMounts) -> None:
     try:
         others = step.running.others(step.name, step.job.step)
         if any(other.startswith(f"{step.job.jobid}.") for other in others):
-            added.leave(held.container.authority)  # other steps of the job use the file too
+            added.leave(held.container.authority)  # other steps of the job use the X authority file too
         if added.attached:
             detach_mounts(held.spaces, added)
     except PenrootError as e:
@@ -110,7 +110,7 @@ def detach_mounts(spaces: Mapping[str, int], added: AddedMounts) -> None:
 
 def _add_mounts(spaces: Mapping[str, int], unsealed: int, wanted: Sequence[Mount], extras: Sequence[Extra]) -> Answer:
     enter_user(spaces)
-    # open_tree(2) clones only mounts of a namespace that the caller's user namespace owns: copy the node's namespace.
+    # open_tree(2) clones only mounts of a mount namespace that the caller's user namespace owns. So copy the node's.
     linux.unshare(linux.CLONE_NEWNS)
     linux.mount_setattr(linux.AT_FDCWD, "/", linux.AT_RECURSIVE, 0, 0, linux.MS_SLAVE)
     trees: list[tuple[Mount, int]] = []

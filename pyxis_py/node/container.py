@@ -26,7 +26,7 @@ class Container:
 
     def __init__(self, step: Step) -> None:
         self.step, self.environment = step, Environment(step)
-        # The name of the container's directory. Nodes that share home directories share it, so a name may have @NODE.
+        # The name of the container's directory. Nodes may share the data path, so the name may end in @NODE.
         self.name = claims.of_this_node(step.name, step.settings.data_path)
         self.save_attempted = False
         self.used = ""  # the registry image of the container, with digest
@@ -50,11 +50,11 @@ class Container:
             Save(self.step).check()
         self._claim_name()
         self._takes_over = not self._note(self.step.own_note)
-        # Become the parent of squashfuse, the image's server, when its first parent ends: Held.let_go waits for it.
+        # Adopt squashfuse, the server of the image, when its parent has ended: Held.let_go() waits for squashfuse.
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
 
     def _claim_name(self) -> None:
-        """If the container needs a directory, claim it: other nodes cannot use it while this process lives."""
+        """If the container needs a directory, claim its name: other nodes cannot use it while this process lives."""
         step = self.step
         if step.leaves_a_directory:
             self._claim = claims.Claim(step.name, step.settings.data_path, kept=step.request.name is not None)
@@ -67,11 +67,11 @@ class Container:
 
     @property
     def goes_with_steps(self) -> bool:
-        """Return whether the last step removes the container: yes, if it was made without --container-name."""
+        """Return whether the last step in the container removes it: yes, if it was made without --container-name."""
         return self.step.request.name is None or bool(owned.maker(self.name, self.step.settings))
 
     def joins_running(self) -> bool:
-        """Return whether the step joins the running container of its name: not with :no_exec. Raises ContainerError."""
+        """Return whether to join the running container of this name: False for :no_exec. Raises ContainerError."""
         mode = self.step.request.name_mode
         if mode == "create":
             raise ContainerError(
@@ -200,8 +200,8 @@ class Container:
     def enter(self, source: rootfs.Source) -> tuple[dict[str, str], dict[str, str], str]:
         """Move this process into the container. Raises PenrootError.
 
-        Returns the environment, the values that the variables of --container-env would have without this option, and
-        the working directory.
+        Returns the environment, the values that --container-env and the environment file have replaced in it, and the
+        working directory.
         """
         step, environment = self.step, self.environment
         if source.upper and step.settings.rootfs_writable and source.shared < 0:
@@ -228,7 +228,7 @@ class Container:
         container.environ = environment.without_task(container.environ)
         container.environ |= environment.fit_pmix(container.environ, remap_root=step.settings.remap_root)
         if not self._runs_entrypoint:
-            container.environ.setdefault("SHLVL", "0")  # as if a shell had run the image's script
+            container.environ.setdefault("SHLVL", "0")  # in enroot, a shell starts the command
             return container.environ, container.below, container.image.workdir if container.image else "/"
         environ, workdir = entrypoint.run(container, self._confine, shown=bool(step.request.entrypoint_log))
         return environ, container.below, workdir

@@ -56,7 +56,7 @@ def _show(output: Capture, say: Callable[[str], None]) -> None:
 def _run(container: Container, output: Capture, confine: Callable[[], None]) -> tuple[dict[str, str], str]:
     started, say = map(Fd, os.pipe())
     wait, end = map(Fd, os.pipe())
-    mark = f"penroot-{os.urandom(8).hex()}"  # the entrypoint may write to the same descriptor
+    mark = f"penroot-{os.urandom(8).hex()}"  # marks our lines: the entrypoint may write lines too
     with started, end:
         with say, wait:
             child = os.fork()
@@ -83,7 +83,7 @@ def _run(container: Container, output: Capture, confine: Callable[[], None]) -> 
 
 
 def _reports(started: int, process: int, output: Capture, mark: str) -> Iterator[str]:
-    """Yield the word after ``mark`` at the end of each line, until the pipe or the entrypoint ends."""
+    """For each line that ends with ``mark`` and a word, yield the word. Stop when the pipe or the entrypoint ends."""
     poll = select.poll()
     for fd in (started, process, output.reader):
         poll.register(fd, select.POLLIN)
@@ -129,11 +129,11 @@ def _execute(
 ) -> NoReturn:
     output, say, wait = descriptors
     try:
-        # First move both above the fixed numbers, because dup2(2) closes a descriptor that has the new number.
+        # First move ``say`` and ``wait`` above the fixed numbers: dup2(2) closes a descriptor that has the new number.
         say, wait = (fcntl.fcntl(fd, fcntl.F_DUPFD, _END + 1) for fd in (say, wait))
         for number, fd in ((1, output), (2, output), (_STARTED, say), (_END, wait)):
             os.dup2(fd, number)
-        # The command writes its PID, waits for the reader of its environment, and reports success.
+        # The command writes its PID, waits until penroot has read its environment, and reports success.
         script = f'echo {mark} $$ >&{_STARTED}; read -r penroot <&{_END}; echo "{mark} $penroot" >&{_STARTED}; exit 0\n'
         lines = os.memfd_create("penroot")
         os.write(lines, script.encode())

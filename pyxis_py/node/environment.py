@@ -22,11 +22,11 @@ _OF_TASKS = ("SLURM_", "PMI_", "PMIX_", "PALS_")
 
 
 class Environment:
-    """Compute the environment of a step's tasks in a container that sets variables."""
+    """Compute the environment of a step's tasks from the variables of the job and of the container."""
 
     def __init__(self, step: Step) -> None:
         self._job, self._file, self._env = step.job, step.request.file, step.request.env
-        # For the type none, Slurm's mpi_process_env() unsets SLURM_MPI_TYPE, but keeps variables of an enclosing PMIx.
+        # With --mpi=none, mpi_process_env() of Slurm unsets SLURM_MPI_TYPE, but keeps PMIx variables of an outer step.
         self.mpi = {"SLURM_MPI_TYPE": "none", **step.job.environ}
 
     def chosen(self) -> dict[str, str]:
@@ -57,7 +57,7 @@ class Environment:
             from pyxis_py.node import gpus
 
             assign.update(gpus.variables(task, image))
-        # The task already has the job's values.
+        # Omit values that the task already has from the job.
         assign.update({name: value for name, value in kept.items() if self._job.environ.get(name) != value})
         drop = tuple(name for name in (*_LANGUAGES, *self.in_file()) if name not in kept and name not in assign)
         # A batch script keeps CARRIED and PINNED: each of its sruns uses the file and the tags as sbatch read them.
@@ -88,7 +88,7 @@ class Environment:
         }
 
     def fit_pmix(self, inside: Mapping[str, str], *, remap_root: bool) -> dict[str, str]:
-        """In the container, return the variables for its PMIx library.
+        """Return the variables for the PMIx library of the container, which this process has entered.
 
         Raises ConfigError if this library cannot use Slurm's PMIx server.
         """

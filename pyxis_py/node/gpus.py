@@ -23,7 +23,7 @@ _OF_SLURM = ("CUDA_VISIBLE_DEVICES", "GPU_DEVICE_ORDINAL", _FIRST, "ZE_AFFINITY_
 def variables(task: Job, image: Mapping[str, str]) -> dict[str, str]:
     """Return the GPU variables of a task that must change: each GPU becomes its position in PENROOT_GPUS.
 
-    PENROOT_GPUS lists the container's GPUs. ``image`` is the container's environment: its variables do not change. A
+    PENROOT_GPUS lists the container's GPUs. ``image`` is the container's environment: variables in it do not change. A
     task that has none of these GPUs keeps its variables, because its step has joined the container of another step.
     """
     of_container = image["PENROOT_GPUS"].split(",")

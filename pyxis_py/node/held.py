@@ -212,7 +212,7 @@ class Held:
         self.environ, self.workdir = assignments(pairs, "environ"), single["workdir"]
         self.served = step.job.step if "served" in single else ""
         self._broken[step.job.command, container.environment.search(self.environ)] = single["broken"]
-        # Tasks of other jobs do not get variables that this job has chosen.
+        # ``lent`` is for steps that join: they do not get the values that this step has chosen.
         below = assignments(pairs, "below")
         environment = container.environment
         chosen = {name for name, value in environment.chosen().items() if self.environ.get(name) == value}
@@ -277,10 +277,10 @@ class Held:
             return
 
     def hand_over(self, channel: Channel, *, unsealed: bool) -> None:
-        """Send another step the namespaces, and the root file system without mounts.
+        """Send another step the namespaces, and the root file system without the mounts beneath it.
 
-        The other step can start a separate container on a writable root file system. With ``unsealed``, send the root
-        file system of a read-only container too: helpers of an earlier version do not ask for it.
+        Without ``unsealed``, send only a writable root file system, on which the other step can start a separate
+        container. Helpers of earlier versions do not set ``unsealed``.
         """
         root = (self.unsealed,) if (self.unsealed if unsealed else self.shared) >= 0 else ()
         pairs = [("workdir", self.workdir), *(("ns", name) for name in self.spaces)]
@@ -311,8 +311,9 @@ class Held:
     def let_go(self) -> None:
         """Close the namespaces, and wait for the server of an image, which ends with them.
 
-        slurmstepd would kill a living process, and check again after a second. If the server does not end within a
-        moment, leave it to slurmstepd: another step, or a process that a task left behind, may be in the container.
+        If a process still lived, slurmstepd would kill it, and check again only after a second. If the server does not
+        end within a moment, leave it to slurmstepd: another step, or a process that a task left behind, may be in the
+        container.
         """
         _signal.pthread_sigmask(_signal.SIG_BLOCK, (_signal.SIGCHLD,))
         for fd in (*self.spaces.values(), *(fd for fd in (self.unsealed, self._lifetime) if fd >= 0)):
@@ -339,7 +340,7 @@ def _explain(spaces: Mapping[str, int], command: str, workdir: str, search: str)
 
 
 def in_child(act: Callable[[], Answer]) -> Answer:
-    """Return what ``act`` returns in a child. Raises PenrootError."""
+    """Run ``act`` in a forked child, and return its answer. Raises PenrootError."""
 
     def answer(channel: Channel) -> None:
         pairs, fds = act()

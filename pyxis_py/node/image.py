@@ -68,7 +68,7 @@ class Image:
             tell(f"importing docker image: {image}")
         pin, refused = job.pin(self._request, ref), job.resolved(ref.uri()) == REFUSED
         peers = self._peers()
-        # With --container-name, srun asks the registry only when a node without the container asks srun, as here.
+        # With --container-name, srun resolves the tag only when a node without the container asks, as this node does.
         asks_srun = bool(peers and job.swarm and self._request.name) and not (pin or refused or ref.digest)
         try:
             if asks_srun and peers and (digest := peers.digest()):

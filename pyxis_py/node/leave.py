@@ -95,7 +95,7 @@ def clean_up(job: Job) -> None:
     """After a job, remove its containers. Raises PenrootError if something could not be removed.
 
     At the end of a job's extern step, other steps may still be ending: the containers of these steps stay. First take
-    the names from all containers, then delete the containers. This is slow, and this process may be killed meanwhile.
+    the names from all containers, then delete the containers: this process may be killed during the slow deletion.
     """
     from enroot_py.base import making
 

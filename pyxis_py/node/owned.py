@@ -22,7 +22,7 @@ def maker(name: str, settings: Settings) -> list[str]:
     """Return the node and the boot ID of a marked container, or [] for other containers. Raises OSError."""
     container = f"{settings.data_path}/{name}"
     if container_record.of(container) is None:
-        return []  # a plain-directory container: the image may have a file of that name
+        return []  # a container in a plain directory: a file _MARK would belong to the image
     return container_record.text(f"{container}/{_MARK}").split()
 
 

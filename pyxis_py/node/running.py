@@ -56,7 +56,7 @@ class Peer:
                 raise PermissionError(errno.EPERM, f"it belongs to uid {uid}")
             self._process = os.pidfd_open(self.pid)
             self.check()
-            # From now on each message names its sender. If set before connect(2), the option would bind an address.
+            # Each message now names its sender. Before connect(2), SO_PASSCRED would bind the socket to an address.
             socket.setsockopt(_socket.SOL_SOCKET, _socket.SO_PASSCRED, 1)
         except BaseException:
             self.close()
@@ -109,7 +109,7 @@ class RunningContainers:
     def lock(self, name: str, seconds: float | None = None) -> Fd:
         """Lock the container ``name`` against steps that make, start or remove it, until the descriptor is closed.
 
-        Raises PenrootError, and BusyError if that takes longer than ``seconds`` or the holder makes no progress.
+        Raises PenrootError, and BusyError if locking takes longer than ``seconds`` or the holder makes no progress.
         """
         began = time.monotonic()
         directory = f"{self.path}/{name}"

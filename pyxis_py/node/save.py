@@ -74,5 +74,5 @@ def _try_to_write(directory: str) -> OSError | None:
         with Fd(os.open(directory, os.O_TMPFILE | os.O_WRONLY | os.O_CLOEXEC, 0o600)) as fd:
             os.posix_fallocate(fd, 0, 1 << 20)
     except OSError as e:
-        return e if e.errno in (errno.ENOSPC, errno.EDQUOT) else None  # NFS has no O_TMPFILE, open(2)
+        return e if e.errno in (errno.ENOSPC, errno.EDQUOT) else None  # no other error counts: NFS has no O_TMPFILE
     return None

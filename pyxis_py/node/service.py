@@ -120,8 +120,8 @@ class Service:
     def _close_others(self, client: Client) -> Channel:
         """Close all connections except that of ``client``, as the step ends. Return the channel of ``client``.
 
-        A step that is attaching must notice the end: its helper holds the lock of the container's name, and this
-        helper may wait for the lock.
+        A step that is attaching must see EOF: its helper holds the lock of the container's name while it waits, and
+        this helper may need the lock.
         """
         self.listener.close()
         for fd, other in list(self.clients.items()):

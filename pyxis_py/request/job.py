@@ -1,4 +1,4 @@
-"""A job step, as SPANK describes it on this node."""
+"""A submission, step or job, as the plugin describes it."""
 
 from __future__ import annotations
 
@@ -27,14 +27,14 @@ _DENIED = frozenset(
 # "REFERENCE DIGEST": the digest that srun resolved for all nodes of the step. Slurm passes on SLURM_* even with
 # --export=NONE. A step with another image ignores this variable.
 RESOLVED = "SLURM_PYXIS_RESOLVED"
-# Address of srun's tracker, and the key of the swarm. The plugin moves it from the environment to the helper.
+# Port of srun's tracker, and the key of the swarm. The plugin passes this variable to the helper, but not to tasks.
 SWARM = "SLURM_PYXIS_SWARM"
 VERBOSE = "SLURM_PYXIS_VERBOSE"  # srun -v: print how long the container took
 REFUSED = "refused"  # instead of a digest: the registry refused the image, and srun has printed the reason
 
-# The content of the environment file at submission, in a feature's format.
+# The content of the environment file at submission, in the format of the feature that reads such files.
 CARRIED = "PYXIS_EDF"
-# The digests of tags at submission, and the lock file, in a feature's format.
+# The digests of tags at submission, and the lock file, in the format of the feature that pins tags.
 PINNED = "PYXIS_PINNED"
 
 # Version of the messages between plugin and helper. Increase this number if a message changes its meaning: slurmd may
@@ -77,7 +77,7 @@ class Job:
         self.node = single.get("node", "")
         self.command = single.get("command", "")
         self.nodelist = single.get("nodelist", "")
-        self.swarm = single.get("swarm", "")  # address of srun's tracker, and the key
+        self.swarm = single.get("swarm", "")  # port of srun's tracker, and the key of the swarm
         self.numbers = {key: int(value) for key, value in single.items() if value.isdecimal()}
 
     @property

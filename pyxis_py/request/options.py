@@ -35,7 +35,7 @@ class Request(Frozen):
     """The request of a step. If a flag such as ``writable`` is None, a setting decides.
 
     ``origins`` maps an attribute to its option, variable or line of an environment file, for messages. ``file`` is the
-    environment file, with all further keys.
+    environment file, which has keys without an attribute here.
     """
 
     origins: Mapping[str, str]
@@ -91,7 +91,7 @@ class Request(Frozen):
 
 def _sent(image: str) -> str:
     path = image.removeprefix(_SENT)
-    is_registry = path[:1] in _DIGITS and path.lstrip(_DIGITS)[:1] in ("/", "#")  # bcast:5000#x: port 5000 of bcast
+    is_registry = path[:1] in _DIGITS and path.lstrip(_DIGITS)[:1] in ("/", "#")  # bcast:5000#x: a registry, bcast:5000
     return "" if path == image or is_registry else path
 
 
@@ -203,9 +203,9 @@ def _unshare(text: str) -> tuple[str, ...]:
 class Option:
     """One row of the table: an option and its attribute of Request.
 
-    A flag has a ``value`` and no ``parse``. An option that ``selects`` requests a container. An option ``of_job`` works
-    without a container too: sbatch and salloc apply it to the later steps of a job. An environment file can set an
-    ``annotated`` option by the annotation com.pyxis.ATTRIBUTE. An option that ``describes`` names an environment file.
+    A flag has a ``value`` and no ``parse``. With ``selects``, the option requests a container. With ``of_job``, it
+    works without a container too: sbatch and salloc apply it to the later steps of a job. With ``annotated``, an
+    environment file can set it by the annotation com.pyxis.ATTRIBUTE. With ``describes``, it names an environment file.
     ``variable`` is given if the option shares the variable of another option.
     """
 
@@ -254,7 +254,7 @@ class Option:
             raise UsageError(f"{self.variable}={text}: neither yes nor no", hint=hint) from None
 
     def from_file(self, entry: DescriptionEntry, text: str) -> object:
-        """Return the value of an entry of an environment file; ``text`` has its variables expanded."""
+        """Return the value of an entry of an environment file; ``text`` is its text with variables expanded."""
         return self.read(entry.where, text) if self.parse else (self.value is truth(text))
 
     def read(self, origin: str, text: str) -> object:
@@ -299,7 +299,7 @@ OPTIONS = (
     Option(
         "container-name",
         "name",
-        "use or create a container of this name, which stays on the node; unnamed ones are removed with the step",
+        "use or create a container of this name, which stays on the node; without a name, it is removed with the step",
         parse=_name,
         arginfo="NAME[:auto|create|exec|no_exec]",
         example="work",
@@ -361,7 +361,7 @@ def _known(names: Iterable[str], environ: Mapping[str, str]) -> tuple[Option, ..
 
 
 def refuse_all(options: Sequence[tuple[str, str]], command: str) -> None:
-    """Raise UsageError if there are options, for a site with sbatch_support=0. Variables still apply to the steps."""
+    """With sbatch_support=0, raise UsageError if there are options. Variables still apply to the steps."""
     if options:
         raise UsageError(
             f"--{options[0][0]}: container options of {command} are switched off on this cluster",

@@ -24,7 +24,7 @@ class Seconds(Float):
 class PluginSettings(Rows):
     """The plugin's arguments."""
 
-    runtime_path = Place("/run/pyxis", "directory for running steps, with a subdirectory for each user")
+    runtime_path = Place("/run/pyxis", "directory for records of running steps, with a subdirectory for each user")
     execute_entrypoint = Bool("0", "run the entrypoint of an image, unless --no-container-entrypoint is given")
     container_scope = Choice(
         "global",
@@ -36,13 +36,13 @@ class PluginSettings(Rows):
     use_enroot_load = Bool("0", "no effect: penroot never converts an image for a container")
     resolve_tags = Bool("1", "resolve tags in srun: all nodes of a step use the same image")
     show_image = Bool("0", "append the image of a batch script, with its digest, to the job's comment")
-    resolve_timeout = Seconds("5", "timeout in seconds for resolve_tags; 0.4 of it if no registry answers at all")
+    resolve_timeout = Seconds("5", "timeout in seconds for resolve_tags; 0.4 times as long for each response")
     importer = Place("", "program that imports images in place of penroot")
     use_squashfuse = Bool("0", "no effect: squashfs images are always mounted")
 
     @property
     def resolve_silence(self) -> float:
-        """Return the timeout in seconds for the first answer: a login node may not reach the registry at all."""
+        """Return the timeout in seconds for each response: a login node may not reach the registry at all."""
         return 0.4 * self.resolve_timeout
 
 

@@ -119,7 +119,7 @@ def test_doctor_reports_trees_with_an_acl(user: User, registry: Server, acl_dire
     assert f"{acl_directory}/data has a default ACL" in before and "fail to start" not in before
     set_default_acl(user.data / "box/upper", GROUP)
     after = user.penroot("doctor", status=1).stdout
-    assert f"bad  1 tree in {acl_directory}/data inherited a default ACL" in after
+    assert f"bad  1 directory tree in {acl_directory}/data inherited a default ACL" in after
     assert f"setfacl -R -b {acl_directory}/data" in after
 
 

@@ -80,8 +80,8 @@ def test_directories_in_memory_are_warned_of(user: User) -> None:
 
 def test_closed_directories_are_reported(user: User) -> None:
     out = user.penroot("doctor", env={"ENROOT_DATA_PATH": "/sys/data", "ENROOT_TEMP_PATH": "/sys/tmp"}, status=1).stdout
-    assert "bad  containers are in /sys/data, but you cannot make it in /sys\n" in out
-    assert "warn import and export unpack images in /sys/tmp, but you cannot make it in /sys\n" in out
+    assert "bad  containers are in /sys/data, but you cannot create this directory in /sys\n" in out
+    assert "warn import and export unpack images in /sys/tmp, but you cannot create this directory in /sys\n" in out
 
 
 def test_runtime_directory_of_another_user(user: User, rootfs: pathlib.Path) -> None:

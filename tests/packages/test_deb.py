@@ -43,7 +43,7 @@ def test_two_commands_run_mpi_and_purge_leaves_nothing(debian: Machine, packages
 def test_slurm_that_comes_goes_or_is_another(debian: Machine, packages: Path) -> None:
     debian.run("apt-get -qq purge --yes slurmctld slurmd slurm-client")
     said = install(debian, packages, "penroot", "penroot-slurm-plugin", "penroot-enroot-names")
-    assert said.count("[INFO] Slurm is not installed on this machine; the plugin is selected once it is\n") == 1
+    assert said.count("[INFO] Slurm is not installed on this machine; installing Slurm selects the plugin\n") == 1
     assert debian.run("enroot version; penroot --version").stdout.splitlines()[1].endswith(", deb)")
     said = debian.run("apt-get -qq install --yes --no-install-recommends slurmd 2>&1").stdout
     assert "[INFO] selected the plugin for Slurm 24.11\n" in said

@@ -94,7 +94,7 @@ def test_later_slurm_and_upgrade_during_use(packages: Path, tmp_path: Path) -> N
         dnf(debian, f"install {stand_in(debian, 'system', '1', *SYSTEM)} {python}")
         before = debian.files()
         said = dnf(debian, "install ./penroot-1*.rpm ./penroot-slurm-plugin-1*.rpm")
-        assert "[INFO] Slurm is not installed on this machine; the plugin is selected once it is\n" in said
+        assert "[INFO] Slurm is not installed on this machine; installing Slurm selects the plugin\n" in said
         (version,) = (debian.path / "usr/lib/penroot-versions").iterdir()  # one version, although a trigger ran too
         # Install Slurm, upgrade it, reinstall Python, install AppArmor.
         for slurm in ("24.11", "25.05"):

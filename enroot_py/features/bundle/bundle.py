@@ -34,7 +34,7 @@ _CONVERTED = "zstd"
 _ALIGNMENT_BYTES = 4096  # alignment of the image, so that a loop device can serve the image too
 _BLOCK_BYTES = 1 << 20
 _DIRECTORIES = ("environ.d", "mounts.d", "hooks.d")
-_LISTED = re.compile(r"-\S+ \d+/\d+ +(\d+) ")  # a regular file in the output of unsquashfs -lln: mode, owner, size
+_LISTED = re.compile(r"-\S+ \d+/\d+ +(\d+) ")  # a regular file's line in `unsquashfs -lln`: mode, owner, size
 
 
 @dataclass(frozen=True, slots=True)

@@ -454,7 +454,7 @@ def _enter() -> None:
 
 
 def _mount_fuse() -> None:
-    """Mount a FUSE file system without a server, in new namespaces. Raises PenrootError, OSError."""
+    """Try to mount a FUSE file system, without a server, in new namespaces. Raises PenrootError, OSError."""
     _enter()
     with squashfuse.open_device("") as fuse:
         if os.fstat(fuse).st_rdev != _FUSE:

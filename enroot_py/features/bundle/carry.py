@@ -1,11 +1,11 @@
 """Collect the files of a bundle from this node: Python, its modules and programs. Their paths in the bundle:
 
     programs/   python3, unsquashfs, squashfuse
-    loaders/    for each program, a link of the same name to the loader: base/carried.py
+    loaders/    for each program, a link of the same name to the loader (see base/carried.py)
     libraries/  the loader and the shared libraries
     lib/        modules of the standard library that every start imports; Python finds lib/ beside programs/
     penroot/    penroot's modules, hooks and helper programs
-    rest.zip    other modules that a start can import; they stay packed, as unpacking takes most of a bundle's time
+    rest.zip    other modules that a start can import; they stay packed, because unpacking is slow
 
 A module is included if a start can import it. Modules are bytecode without source, so a run compiles nothing.
 """
@@ -40,7 +40,7 @@ HELPERS = {
     "enroot_py.cli.tools": "unshare nsenter mount switchroot".split(),
 }
 _STATIC = ("penroot-follow",)
-# A start imports these modules of a feature. They are named after sockets: base/features.py.
+# The modules of a feature that a start imports. Each name is a socket, an extension point: see base/features.py.
 _SOCKETS = {"settings", "outside", "start", "recorder"}
 _LAZY_PACKAGES = ("base", "config", "runtime", "features")  # in these packages, imports within functions count too
 _BY_NAME = ("__future__", "encodings.ascii", "encodings.latin_1", "_sha256", "_sha2")  # imported by Python itself
@@ -154,7 +154,7 @@ def _loaded(names: set[str]) -> dict[str, str]:
 
 @functools.cache
 def _archive() -> dict[str, bytes]:
-    """Return the sources of penroot's modules in an installation's archive, by path."""
+    """Return the sources in the archive of penroot's modules, by path. A source tree has no archive: return {}."""
     if not os.path.exists(pack.MODULES):
         return {}
     with zipfile.ZipFile(pack.MODULES) as file:
@@ -261,7 +261,7 @@ def _helpers() -> Iterator[File]:
             for prefix in ("penroot", "enroot"):
                 yield f"penroot/libexec/{prefix}-{name}", _HELPER.format(module=module).encode(), 0o755
     for name in _STATIC:
-        for directory in ("libexec", "c_shims/programs/build"):  # in an installation, in a source tree
+        for directory in ("libexec", "c_shims/programs/build"):  # of an installation, else of a source tree
             if os.path.isfile(path := f"{LIBRARY}/{directory}/{name}"):
                 yield f"penroot/libexec/{name}", _content(path), 0o755
 

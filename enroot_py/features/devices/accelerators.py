@@ -38,8 +38,8 @@ class Vendor(Frozen):
     """The devices, variables and libraries of one vendor.
 
     ``visible`` is the variable by which the image or the user selects devices. Slurm sets the variables ``masks`` to
-    the devices of a task. An image without the library ``main`` gets those ``libraries`` (prefixes of names) of the
-    host that the image lacks.
+    the devices of a task. If the image lacks the library ``main``, it gets the host's libraries whose names
+    begin with one of ``libraries``, except those that it has.
     """
 
     name: str
@@ -210,7 +210,7 @@ class VendorPlan:
         numbers, counts_all = allocation.gpus_of_step(caller, allocated, masks) or ([], False)
         devices = {number: device for number in numbers for device in self.all if self._is_number(device, number)}
         if counts_all and any(name in self.context.environ for name in self.vendor.masks):
-            return self.all  # the user or the image has set the mask, so it is not renumbered
+            return self.all  # the user or the image has set a mask, which keeps its numbers: add all devices
         if not devices or len(devices) != len(numbers):
             devices, counts_all = {str(index): device for index, device in enumerate(self.all)}, False
         ordered = sorted(devices, key=lambda number: devices[number].number)
@@ -307,7 +307,7 @@ class VendorPlan:
             known = ldcache.find(self.host.read("/etc/ld.so.cache"), self.vendor.libraries)
         except ldcache.DAMAGE:
             known = []
-        unversioned = self.vendor.main.endswith(".so")  # then names of libraries have no version
+        unversioned = self.vendor.main.endswith(".so")  # this vendor's library names have no version
         for directory in self._directories():
             for name in self.host.list(directory):
                 is_soname = name.endswith(".so") if unversioned else len(name.rpartition(".so.")[2]) < 3

@@ -54,7 +54,7 @@ def gpus_of_step(caller: Mapping[str, str], allocated: str, masks: list[str]) ->
 
 
 def is_bound(caller: Mapping[str, str], allocated: str) -> bool:
-    """Check whether tasks are bound to GPUs: --gpus-per-task, --gpu-bind."""
+    """Check whether tasks may be bound to GPUs (--gpus-per-task, --gpu-bind). Assume so without GPU numbers."""
     # "gres/gpu:…" since Slurm 23.11
     return allocated == UNNUMBERED or caller.get("SLURMD_TRES_BIND", "").startswith(("gpu", "gres/gpu"))
 

@@ -19,9 +19,9 @@ if TYPE_CHECKING:
     from typing import Any
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")  # in order of increasing precedence
-# Exceptions that values of a wrong type or form in a specification raise.
+# Exceptions raised for values of a wrong type or form in a specification.
 _DAMAGE = (KeyError, TypeError, AttributeError, ValueError)
-# NVIDIA hooks that are not needed: penroot hides other devices anyway, it binds nodes and creates none, and
+# NVIDIA hooks that are not needed. penroot hides other devices anyway, and binds device nodes instead of creating them.
 # nvidia/driver.py handles CUDA's compatibility package.
 _NEEDLESS = {"chmod", "enable-cuda-compat", "disable-device-node-modification", "update-application-profile"}
 
@@ -176,7 +176,10 @@ class Specifications:
 
 
 def _hook(edits: Edits, arguments: list[str], path: str) -> list[str]:
-    """Do the work of an NVIDIA hook. Other hooks are not run, because they expect to be root on the host."""
+    """Do the work of a known NVIDIA hook, and return its directories for the loader cache.
+
+    Other hooks are not run, because they expect to be root on the host.
+    """
     values: dict[str, list[str]] = {}
     words = iter(arguments)
     for word in words:
@@ -220,7 +223,7 @@ def _parse(path: str, data: bytes) -> dict[str, Any]:
 
 
 def _parse_yaml(text: str) -> Any:
-    """Parse YAML with string scalars: a name may be ``0``, ``0:1`` or ``on``. Raises ValueError with the line."""
+    """Parse YAML. Keep scalars as strings: a name may be ``0``, ``0:1`` or ``on``. Raises ValueError with the line."""
     import yaml
 
     base = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the slow loader if libyaml is missing

@@ -63,7 +63,7 @@ class Environment(Frozen):
         return (entry for entry in self.entries if entry.key == key)
 
     def last(self, key: str) -> FileEntry | None:
-        """Return the last entry of a key, or None if there is none or its text is empty. An empty image is returned."""
+        """Return the last entry of a key, or None. An empty text counts as no entry, except for the key image."""
         entries = list(self.all(key))
         return entries[-1] if entries and (entries[-1].text or key == "image") else None
 

@@ -30,8 +30,8 @@ _MAX_FILE_BYTES = 64 << 10
 _MAX_BASE_LEVELS = 10  # of base_environment
 # The number of files to read, and of trailing commas to ignore in a file: each comma costs another parse.
 _MAX_FILES_OR_COMMAS = 100
-# The number of characters that _lines() parses again: it tries each line with a closing bracket or quotes as the end
-# of a statement.
+# The number of characters that _lines() parses in total. It parses some lines repeatedly, because each line with a
+# closing bracket or quotes may be the end of a statement.
 _MAX_REPARSED_CHARS = 1 << 20
 _SUFFIX = ".toml"
 
@@ -63,7 +63,7 @@ _TYPE_NAMES = {str: "a string", bool: "true or false", list: "an array of string
 # Keys whose values may contain $NAME without braces, as in bash. In other values, $NAME without braces stays
 # unchanged: a program may expand it.
 _BARE_NAME_KEYS = ("base_environment", "image", "mounts", "workdir", "devices")
-# Patterns for values of keys that no parser of an srun option checks.
+# Patterns for the values that no parser of an srun option checks.
 _ANY_TEXT = re.compile(".*", re.DOTALL)
 _FORMS = {
     "workdir": (re.compile("/.*", re.DOTALL), "an absolute path"),
@@ -87,7 +87,7 @@ _ANNOTATIONS_BY_PREFIX = {
 
 
 def read(name: str, origin: str, cwd: str, environ: Mapping[str, str]) -> Environment:
-    """Read the environment ``name`` for a process in ``cwd``. ``origin`` is the option or variable with this name.
+    """Read the environment ``name`` for a process in ``cwd``. ``origin`` names the option or variable for messages.
 
     Raises UsageError if a file does not exist, and ConfigError for an error in a file.
     """
@@ -129,7 +129,7 @@ def annotation_warning(environment: Environment) -> str:
     }
     netstack = {name: entry for name, entry in environment.by_name("annotations").items() if name.startswith(_NETSTACK)}
     source = netstack.get(f"{_NETSTACK}source")
-    if netstack and not (source and source.text.strip() == "host"):  # features/fabric serves "host"
+    if netstack and not (source and source.text.strip() == "host"):  # the host's libraries: features/fabric
         missing["netstack"] = next(iter(netstack.values()))
     hooks = [f"com.hooks.{name} ({entry.origin})" for name, entry in missing.items()]
     annotations = environment.by_name("annotations").items()

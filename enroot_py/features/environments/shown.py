@@ -28,7 +28,7 @@ def _shown(file: Environment, entry: FileEntry) -> str:
 
 
 def _caller_values(file: Environment, entry: FileEntry) -> str:
-    """Return a comment with the caller's values of the variables in an [env] entry. The image's values override it."""
+    """Return a comment with the caller's values of variables in an [env] entry, which the image's values override."""
     known = [name for name in dict.fromkeys(expansion.names(entry.text)) if name in file.host]
     values = " ".join(f"{name}={_quoted(file.host[name])}" for name in known if entry.key == "env")
     return f"; unless the image sets it: {values}" if values else ""

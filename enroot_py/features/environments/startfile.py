@@ -31,7 +31,7 @@ class StartFile:
         self.mounts = tuple(_mounts(file, job))
         self.host = file.for_hooks(job)
         self._text("workdir")  # raises if the value is invalid
-        self.identity = file.dumps()  # MPI ranks of a job share a container if this is equal
+        self.identity = file.dumps()  # MPI ranks with equal identities share a container
 
     @property
     def target(self) -> str:

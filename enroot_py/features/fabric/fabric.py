@@ -209,7 +209,7 @@ class Stock:
             try:
                 os.close(self._opened_file(real))
             except OSError:
-                continue  # without this file, libibverbs does not load the driver
+                continue  # then libibverbs will not load the driver
             self.configured.append(real)
 
     def _add_dependencies(self, libraries: list[HostLibrary]) -> None:

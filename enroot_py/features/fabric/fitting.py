@@ -168,7 +168,7 @@ class Fitting:
         return brought, list(dict.fromkeys(reasons))
 
     def _must_come_with_verbs(self, library: HostLibrary) -> bool:
-        """Check whether a library is a driver, or has a copy in the image: a copy fits only the image's libibverbs."""
+        """Check whether a library is a driver, or replaces a copy that fits only the image's libibverbs."""
         return bool(library.folder or self.image.copies(library.name))
 
     def _image_has(self, library: HostLibrary, name: str) -> bool:

@@ -20,7 +20,7 @@ from enroot_py.runtime.execute import Container
 from enroot_py.runtime.rootfs import Source
 from enroot_py.runtime.supervise import fork, wait
 
-# A library that libfabric needs -> the provider that is built in with it: fi_provider(7).
+# A library that libfabric needs -> the provider that libfabric then has built in: fi_provider(7).
 _PROVIDERS = {
     "libcxi.so.1": "cxi",
     "libefa.so.1": "efa",
@@ -135,7 +135,7 @@ def _verdict(fitting: Fitting, fit: Fit) -> Iterator[str]:
 
 
 def _plugins(context: hooks.Context) -> list[str]:
-    """Return the file names of NCCL's plugin."""
+    """Return the file names under which NCCL looks for its plugin."""
     name = context.environ.get("NCCL_NET_PLUGIN", "")
     return [name, f"libnccl-net-{name}.so"] if name else [PLUGINS[1]]
 

@@ -8,12 +8,12 @@ from enroot_py.config.table import Choice, FeatureTable, Paths, Words, rows
 class FabricSettings(FeatureTable):
     fabric = Words(
         "",
-        "network libraries of the host to add to containers with the same ABI: libfabric, ucx, nccl (the NCCL plugin)",
+        "network libraries of the host to add to containers if they fit: libfabric, ucx, nccl (the NCCL plugin)",
         *("libfabric", "ucx", "nccl"),
     )
     fabric_path = Paths(
         "",
-        "directories to search first for network libraries of the host; {variant}: the variant of the NCCL plugin",
+        "directories to search first for network libraries of the host; {variant} stands for the NCCL plugin's variant",
     )
     fabric_unfit = Choice(
         "error",

@@ -76,7 +76,7 @@ def _own_group() -> str:
 
 
 def _manager() -> list[str]:
-    """Return the systemd-run option for the user's service manager, or for root the system's; [] if it does not run."""
+    """Return the option that selects the user's service manager or, for root, the system's. Return [] if none runs."""
     uid = os.geteuid()
     directory = "/run" if uid == 0 else os.environ.get("XDG_RUNTIME_DIR") or f"/run/user/{uid}"
     if not os.path.exists(f"{directory}/systemd/private") or not os.access(_SYSTEMD_RUN, os.X_OK):

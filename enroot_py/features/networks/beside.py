@@ -13,8 +13,8 @@ if TYPE_CHECKING:
 def begin(settings: Settings) -> int:
     """Fork pasta and return CLONE_NEWNET. If the settings do not request pasta, return 0. Raises PenrootError.
 
-    Root in the container gets no capabilities in the returned namespace. With capabilities in the network namespace,
-    root could send packets to the host's loopback.
+    With this flag, root in the container gets no capabilities in the network namespace. With capabilities, root could
+    send packets to the host's loopback.
     """
     if not (NetworkSettings(settings).net_pasta and settings.unshare_net and settings.unshare_pid):
         return 0

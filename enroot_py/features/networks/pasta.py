@@ -97,7 +97,7 @@ def _run(command: list[str], receiver: socket.socket, done: int, errors: int) ->
 
 
 def connect(context: Context) -> None:
-    """Send this process's network namespace to pasta, and wait until it is connected. Raises ContainerError."""
+    """Send this process's network namespace to pasta, and wait until pasta has connected it. Raises ContainerError."""
     assert _starting
     with _starting.space, _starting.ready, _starting.errors:
         with Fd(os.open("/proc/thread-self/ns/net", os.O_RDONLY | os.O_CLOEXEC)) as space:
@@ -109,7 +109,7 @@ def connect(context: Context) -> None:
         if not os.read(_starting.ready, 64):
             os.lseek(_starting.errors, 0, os.SEEK_SET)
             lines = os.fsdecode(_starting.errors.content(1 << 16)).strip().splitlines() or ["no reason given"]
-            hint = "use free ports from net.ipv4.ip_unprivileged_port_start on, and check that there is a default route"
+            hint = "use free ports, none below net.ipv4.ip_unprivileged_port_start, and check the default route"
             raise ContainerError(f"pasta cannot connect the container: {lines[-1]}", hint=hint)
     _open_low_ports()
     _replace_resolver(context)

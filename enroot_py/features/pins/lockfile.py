@@ -50,7 +50,7 @@ class LockFile(Frozen):
         return next((locked.digest for locked in self.images if str(locked.image) == name), "")
 
     def pin(self, image: Reference) -> Pin | None:
-        """Return the digest that the file has for a tag, or raise ConfigError. For an image by digest, return None."""
+        """Return the file's digest for a tag, or raise ConfigError. If ``image`` has a digest already, return None."""
         if image.digest:
             return None
         # Compare canonical names, which omit the user of USER@REGISTRY.

@@ -113,7 +113,7 @@ def resolved_pin(job: Job, request: Request, digest: str) -> Pin:
 
 def at_submit(job: Job, request: Request, plugin: PluginSettings) -> str:
     """Resolve the tags of a job. Return the job's pins as text for a variable, or "". Raises PenrootError."""
-    tags = dict(_carried(job).tags)  # of another component of a heterogeneous job
+    tags = dict(_carried(job).tags)  # pins of another component of a heterogeneous job
     lock = _lock(job, request)
     for origin, image in _images(job, request, plugin):
         if lock:

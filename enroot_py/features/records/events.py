@@ -107,7 +107,7 @@ class Event:
         record["result"] = "error" if error is not None else "ok"
         if error is not None:
             is_ours = isinstance(error, PenrootError)
-            # If srun or another node has printed an error, its text is "" here, but its cause still has the text.
+            # An error that srun or another node has printed has the text "" here, and its cause has the printed text.
             text = str(error) or str(error.__cause__ or "")
             record["error"] = text.partition("\n")[0] if is_ours else type(error).__name__
         return _json({key: record[key] for key in FIELDS if key in record})
@@ -179,7 +179,7 @@ def file_of(where: str) -> str:
 
 
 def _open_file(where: str) -> int:
-    """Open the file of records for appending. Raises OSError for a link, or a file of neither the caller nor root."""
+    """Open the file of records for appending. Raises OSError for a link, or an owner other than the caller or root."""
     path = file_of(where)
     trusted.place(os.path.dirname(path), closed_to=0)
     fd = opened(path, _FLAGS)

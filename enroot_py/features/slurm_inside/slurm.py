@@ -167,7 +167,7 @@ class _Directory:
         yield ":".join((*(f"{SLURM_DIRECTORY}/lib/{number}" for number in range(len(node.libraries))), *plugins))
 
     def _conf(self, node: SlurmNode) -> dict[str, str]:
-        """Return the keys of slurm.conf that have other values in the container, with these values."""
+        """Return the keys of slurm.conf whose values differ in the container, with the container's values."""
         conf = node.conf
         values = {
             "PluginDir": ":".join(f"{SLURM_DIRECTORY}/plugins/{number}" for number in range(len(node.plugins))),

@@ -172,9 +172,9 @@ def _is_ours(plugin: Plugin) -> bool:
 
 
 def in_this_version(path: str) -> str:
-    """Return ``path``. If its directory is the link to the current version, return this file of the running version.
+    """Return ``path``, but replace the link to the current version by the directory of the running version.
 
-    After an upgrade, the link points to another version than the running one: base/versions.py.
+    After an upgrade, the link points to another version than the running version (see base/versions.py).
     """
     directory, name = os.path.split(path)
     return f"{LIBRARY}/{name}" if directory == versions.link() and os.path.exists(f"{LIBRARY}/{name}") else path

@@ -10,7 +10,7 @@ from enroot_py.features.swarm.messages import SEED, Address, Failed, Joined
 MAX_TRIES = 3  # when this many peers have failed to fetch a blob, the seed has to fetch it
 MAX_STRIKES = 3  # when this many children have complained about a peer, it stops being a relay
 COMPARE_AFTER_S = 2.0  # a fetcher works for this time before its rate is compared
-MAX_UPLOAD = 1.3  # three peers have two fetchers only if neither uploads more than this many times the image's size
+MAX_UPLOAD = 1.3  # of three peers, use two fetchers only if each uploads at most this many times the image's size
 MIN_WORK_S = 0.5  # rates are computed over at least this time
 SLOW = 0.5  # a fetcher is slow if its rate is less than this part of the best rate
 MIN_LAG_BYTES = 8 << 20  # a fetcher that lags less is not replaced: another request to the registry would cost more
@@ -120,7 +120,7 @@ class Fetchers:
         missing = [blob for blob in blobs if blob not in owners and not self.seed_only]
         shares = self._share(missing, 2)
         lacking = sum(bool(peer.lacks) for peer in self._peers.values())
-        # A single fetcher of three peers uploads no more than the image's size: half of the image to each other peer.
+        # A single fetcher sends one half of the image to each of the two other peers, which exchange the halves.
         if lacking == 3 and not self._is_even(shares):
             shares = self._share(missing, 1)
         for blob in sorted(blobs, key=self._largest_first):

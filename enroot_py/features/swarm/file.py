@@ -22,7 +22,7 @@ from enroot_py.registry.sources import Blob
 
 
 class FileSource(SwarmClient):
-    """The file ``name`` with a digest. ``path`` is its present or future path on this node."""
+    """The file ``name`` with ``digest``. This node has the file at ``path``, or writes it there."""
 
     RETRY_WAITS_S = (0.2, 1.0, 2.0, 4.0)  # more tries than for an image: no registry has the file
 

@@ -27,7 +27,7 @@ class Swarm:
         self.key, self.context, self.nodes, self.networks = key, context, nodes, networks
 
     def admits(self, host: str) -> bool:
-        """Return whether an address is in a network of the swarm, or loopback: the seed connects from there."""
+        """Return whether an address is in a network of the swarm, or is loopback, from where the seed connects."""
         from ipaddress import ip_address, ip_network
 
         if not self.networks or ip_address(host).is_loopback:

@@ -40,7 +40,7 @@ _RECORD_BYTES = 16 << 10  # OpenSSL decrypts one record at a time, RFC 8446
 _FILE_BYTES = 64 << 10  # bytes of a file to encrypt at a time
 _BATCH_BYTES = 48 << 10  # while a piece arrives, wait for this many bytes at once
 _MAX_READS = 16  # records to read before other connections are served
-_MAX_PIECES = 4  # to send before other connections are served
+_MAX_PIECES = 4  # pieces to send before other connections are served
 _MAX_UNSENT_BYTES = 64 << 20
 
 
@@ -104,7 +104,7 @@ class Loop:
     def listen(
         self, role: str, listener: _socket.socket, accept: Callable[[Connection], None], max_connections: int = 1
     ) -> int:
-        """Accept ``max_connections`` from each node. Call ``accept`` after each complete handshake. Return the port."""
+        """Accept at most ``max_connections`` from each node. Call ``accept`` after each handshake. Return the port."""
         sock = socket.socket(fileno=listener.detach())
         sock.setblocking(False)
         context = self.identity.listening(role)
@@ -188,7 +188,7 @@ class Loop:
             raise WireError(f"node {node} is at {host}")
 
     def connect(self, role: str, address: Address) -> Connection:
-        """Begin to connect. The connection reports a failure later."""
+        """Begin to connect. If this fails, the connection later calls its ``on_close``."""
         family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
         sock = socket.socket(family, socket.SOCK_STREAM)
         sock.setblocking(False)
@@ -246,7 +246,7 @@ class Connection:
         self.on_claim: Callable[[int], None] = _ignore  # called with ``claimed`` when it is known
         self.claimed = -1  # the node number in the other end's first message
         self.group: _Group | None = None  # set by the loop if this end has accepted the connection
-        self.send_more: Callable[[], bool] = _nothing_to_send  # calls send_file() if there is more to send
+        self.send_more: Callable[[], bool] = _nothing_to_send  # returns True if it has called send_file()
         self.on_bytes: Callable[[bytearray], int] | None = None  # replaces on_message; returns the bytes that it used
         self.node = -1  # node number of the other end, after the handshake
         self._loop = loop
@@ -300,8 +300,8 @@ class Connection:
     def expect(self, count: int) -> None:
         """While ``count`` bytes are still to come, wait for a batch of bytes instead of each packet.
 
-        On a slow network, an event for each packet would cost more CPU time than the bytes. Near the end, wait for each
-        packet: OpenSSL may already hold a part of a record, so the socket may get less than ``count`` bytes.
+        On a slow network, an event for each packet would cost more CPU time than the bytes cost. Near the end, wait for
+        each packet: OpenSSL may already hold a part of a record, so the socket may get less than ``count`` bytes.
         """
         low_water = _BATCH_BYTES if count > _BATCH_BYTES + _RECORD_BYTES else 1
         if low_water != self._low_water and not self._closed:

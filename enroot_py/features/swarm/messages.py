@@ -1,7 +1,7 @@
 """The messages between the tracker of a swarm and its peers.
 
 Messages identify a node by its number within the step, and a blob by its position in the manifest. A blob is cut into
-pieces. Nodes pass pieces on along several trees (trees.py). The trees carry the pieces of each blob in turn:
+pieces. Nodes pass pieces on along several trees (trees.py). The trees take turns with the pieces of a blob, see
 Spool.piece().
 
 The types of the fields have the bounds that wire.py checks when it decodes a message.
@@ -39,7 +39,7 @@ REPORT_INTERVAL_S = 1.0  # between two reports of a peer that fetches from the r
 
 
 def report_interval(nodes: int) -> float:
-    """Return the seconds between reports of a peer that fetches nothing. The tracker gets at most 1000 a second."""
+    """Return the seconds between reports of a peer that fetches nothing: all such peers send at most 1000 a second."""
     return REPORT_INTERVAL_S * max(1.0, nodes / 1000)
 
 
@@ -117,7 +117,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True)
 class Routes:
-    """New links for a peer. They replace the peer's present links in these trees.
+    """New links for a peer. They replace the peer's present links in the trees of ``links``.
 
     ``trees`` is the number of trees, and ``blobs`` are the blobs that they carry. A relay downloads all these blobs for
     its children. A leaf downloads only the blobs that it lacks.
@@ -146,7 +146,7 @@ class Hopeless:
     """The swarm cannot deliver the image.
 
     If ``final``, no node can get the image. One node gets the reason and reports it. If not ``final``, a node that gets
-    this message asks the registry for itself.
+    this message pulls the rest of the image from the registry.
     """
 
     final: bool
@@ -216,7 +216,7 @@ Answer = Documents | File | Refused
 class Take:
     """A child asks its parent for pieces of a tree.
 
-    ``wanted`` has each wanted blob with the number of its pieces in this tree that the child already has.
+    An item of ``wanted`` is a blob and a number: the child already has this many pieces of the blob in this tree.
 
     An empty ``wanted`` ends the download.
     """

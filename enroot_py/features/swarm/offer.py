@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from pyxis_py.request.job import Job
 
 _STDERR = 4  # a copy of srun's stderr: see execute() in helper.c
-_INFO = 3  # a log level of srun, slurm/src/common/log.h; --quiet is lower
+_INFO = 3  # a log level of srun, slurm/src/common/log.h; with --quiet, the level is lower
 SEED_RATE = 250e6  # bytes a second that the seed uploads at most: other users work on srun's host
 _NOTE_AGE_S = 3600  # older notes are ignored
 
@@ -122,7 +122,7 @@ class ImageOffer(Offer):
         self._note = Note(job, digest) if digest else None
 
     def note_nodes(self) -> None:
-        """Write a note for later steps that these nodes have the image."""
+        """Note for later steps: these nodes have the image."""
         if self._note and (nodes := self._allocation.nodelist.encode()):
             self._note.write(nodes)
 

@@ -22,10 +22,10 @@ from enroot_py.features.swarm.messages import (
     report_interval,
 )
 
-CONNECT_TIMEOUT_S = 6.0  # to connect to a parent takes four round trips, and each may wait in a full queue
+CONNECT_TIMEOUT_S = 6.0  # a connection to a parent takes four round trips, and each packet may wait in a full queue
 COMPLAIN_AFTER_S = 1.0  # complain about a slow parent after this time, and again after the same time
-LAG_BYTES = 8 << 20  # a slow tree has brought at least this many bytes fewer than the fastest tree
-SLOW = 0.5  # a slow tree has also brought less than this part of the median of all trees
+LAG_BYTES = 8 << 20  # a tree is slow if it has brought this many bytes fewer than the fastest tree,
+SLOW = 0.5  # and less than this part of the median of all trees
 ALONE_AFTER_S = 10.0  # if the tracker is lost and no parent has sent a byte for this time, fetch everything
 
 
@@ -76,7 +76,7 @@ class _Flow:
 
     link: Link
     blobs: frozenset[int]
-    since: float  # time of the plan, of the connection or of the last complaint, whichever is latest
+    since: float  # time of the Routes message, of the connection or of the last complaint, whichever is latest
     reached: bool = False
     received_at: float = 0.0  # time of the last byte
 
@@ -195,7 +195,7 @@ class Peer:
         return actions + self._update_downloads()
 
     def _update_downloads(self) -> list[Action]:
-        """Ask each parent for the wanted blobs, if they are not the blobs of the last request to this parent."""
+        """Ask each parent for the wanted blobs, unless the last request to this parent was the same."""
         if self._routes is None:
             return []
         wanted = frozenset(self._routes.blobs if self._routes.relays else self._lacks) - self._fetches

@@ -52,7 +52,7 @@ class PeerProcess:
         self._peer = peer.Peer(self._joined(port), loop.swarm.nodes)
         self._parents: dict[int, _Parent] = {}
         self._children: list[_Child] = []
-        self._rate = self.allowance = rate / Loop.TICKS  # bytes to upload in each tick, and in the rest of this tick
+        self._rate = self.allowance = rate / Loop.TICKS  # bytes to upload: _rate in a tick, allowance in the rest of it
         self._fetching: dict[int, tuple[int, int]] = {}  # by blob: the process that fetches it, and its pipe
         self._counted: dict[int, int] = {}  # by blob: the bytes that were available at the last _count_fetched()
         self._done = False
@@ -217,7 +217,7 @@ class PeerProcess:
 
 
 def _fetch_blob(spool: Spool, blob: int, fetch: Fetch, pipe: int) -> None:
-    """Fetch the rest of a blob. Write the end of the new bytes to a pipe, as _END.
+    """Fetch the rest of a blob. After each chunk, write its end offset to a pipe, packed by _END.
 
     Write an error as three texts separated by NUL: "y" if the registry refuses the blob, otherwise "n"; the reason; and
     the hint.

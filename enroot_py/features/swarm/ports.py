@@ -1,4 +1,4 @@
-"""Open listening sockets. srun waits for this, so use the module _socket: the module socket loads slowly."""
+"""Open listening sockets. Use the module _socket: srun waits for them, and the module socket loads slowly."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ BACKLOG = 1024  # connections that wait to be accepted
 def listener(ports: range = range(1)) -> _socket.socket:
     """Listen at one of these ports, for IPv6 and IPv4 (ipv6(7)), or only for IPv4 if this host has no IPv6.
 
-    Port 0 is any port. Raises OSError if all ports are in use.
+    For port 0, the kernel chooses a free port. Raises OSError if all ports are in use.
     """
     try:
         listener = _socket.socket(_socket.AF_INET6, _socket.SOCK_STREAM | _socket.SOCK_CLOEXEC)

@@ -20,7 +20,7 @@ _SILENT_S = 1.0  # show nothing before this time: small images need no progress 
 
 
 class Display:
-    """Lines on a descriptor about an image of ``size`` bytes for ``nodes`` nodes.
+    """Write progress lines to a descriptor: an image of ``size`` bytes arrives on ``nodes`` nodes.
 
     ``shows_registry``: each line ends with the number of bytes that came from the registry.
     """

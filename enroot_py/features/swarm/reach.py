@@ -88,7 +88,7 @@ class Answers:
 
 @dataclass(frozen=True, slots=True)
 class Firewall:
-    """The connections to allow. ``port_range`` is SrunPortRange, "" if it is not set."""
+    """The connections that firewalls must allow, for hints. ``port_range`` is SrunPortRange, "" if it is not set."""
 
     networks: str
     port_range: str
@@ -328,7 +328,7 @@ def _connect(swarm: Swarm, node: int, host: str, port: int) -> str:
             sock.sendall(b"%d\n" % node)
             if sock.recv(_KEY_BYTES, socket.MSG_WAITALL) == swarm.key:
                 return ""
-        return f"{address}: another program answers, or this node is outside its swarm_network"
+        return f"{address}: another program answers, or the address of this node is outside swarm_network"
     except TimeoutError:
         return f"{address}: no answer within {_CONNECT_TIMEOUT_S:.0f} s"
     except OSError as e:

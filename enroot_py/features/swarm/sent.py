@@ -71,9 +71,9 @@ class SentFile:
         return self._read[1]
 
     def _known_digest(self) -> str:
-        """Return the digest from a note, or compute it.
+        """Return the digest from the note of an earlier srun, or compute it.
 
-        Write a computed digest to the note for the next srun, unless the file has changed in the last seconds.
+        Note a computed digest for the next srun, unless the file has changed within the last _SETTLED_S seconds.
 
         Raises OSError.
         """
@@ -108,7 +108,7 @@ class SentFile:
     def serve(self, channel: Channel) -> None:
         """Wait until srun has its nodes, then be the tracker of the file until srun ends."""
         with suppress(PenrootError):  # _FileOffer raises it again
-            self.digest()  # takes long: compute it while srun waits for its nodes
+            self.digest()  # hashing takes long: do it while srun waits for its nodes
         allocation = Job(channel.receive())
         try:
             offer = _FileOffer(self, allocation)

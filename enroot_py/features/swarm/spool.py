@@ -25,8 +25,10 @@ class Spool:
     """The blobs of an image, by position in its manifest. Forked processes share the spool, and see the bytes arrive.
 
     This node lacks the blobs ``lacking`` and may relay the others. ``complete`` has the files of complete blobs.
-    ``files`` has files to write blobs to; the other blobs are written to ``directory``. Pass ``explain`` if readers
-    must not go on without the spool: it returns the reason and the hint for a failed write. Raises OSError.
+    ``files`` has files to write blobs to; the other blobs are written to ``directory``. If a write fails, readers
+    fail with the reason and the hint that ``explain`` returns. Without ``explain``, readers use another source.
+
+    Raises OSError.
     """
 
     def __init__(
@@ -66,7 +68,7 @@ class Spool:
         return self._counts[blob][tree]
 
     def piece(self, blob: int, tree: int, count: int) -> int:
-        """Return the number of the piece of a blob that a tree carries after ``count`` other pieces of the blob."""
+        """Return the number of the next piece of a blob in a tree, if the tree has already carried ``count`` pieces."""
         return (tree - blob) % self.trees + count * self.trees  # short blobs begin in different trees
 
     def tree(self, blob: int, piece: int) -> int:

@@ -78,7 +78,7 @@ class Peers:
         return SwarmSource(self._invitation, image.digest, open_registry(image, settings), cache)
 
     def digest(self) -> str:
-        """Return the digest that srun's tracker has for the step, or "" without a tracker. Raises RegistryError."""
+        """Return the digest that srun's tracker found for the tag, or "" without a tracker. Raises RegistryError."""
         from enroot_py.features.swarm.source import DigestClient
 
         return DigestClient(self._invitation).digest()

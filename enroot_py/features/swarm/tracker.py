@@ -1,4 +1,4 @@
-"""The tracker's decisions. The plan of a swarm is the fetcher of each blob and the parents of each peer.
+"""The tracker's decisions. The plan of a swarm names the fetcher of each blob and the parents of each peer.
 
 This module uses neither sockets nor clocks. Events come in with their time, messages to peers go out. The same code
 runs in srun and in benchmarks/swarm.
@@ -55,12 +55,12 @@ class Tracker:
         self._now = 0.0
         self._first_joined_at = 0.0
         self._planned = 0  # peers that are part of the plan
-        self._late: list[float] = []  # when each peer joined that is not part of the plan
+        self._late: list[float] = []  # join times of the peers that are not part of the plan
         self._idle_since = 0.0  # since this time, no peer lacks a blob
         self._checked_at = 0.0  # time of the last check for stalled peers
         self._ready = set(ready)  # includes nodes that have left
         self._fetched: dict[int, int] = {}  # by node: bytes from the registry
-        self._rerouted: dict[int, set[int]] = {}  # by node: trees in which the node has a new parent
+        self._rerouted: dict[int, set[int]] = {}  # by node: trees of the next Routes message to the node
         self._outbox: Messages = []
 
     # -- events: each returns messages to peers
@@ -108,7 +108,7 @@ class Tracker:
         if self._is_planned and self._fetchers.check_seed():
             self._give_up(self._fetchers.last_failure)
         if self._is_planned and now >= self._checked_at + 1:
-            if now > self._checked_at + STALLED_AFTER_S:  # the tracker itself was stopped
+            if now > self._checked_at + STALLED_AFTER_S:  # the tracker itself was stopped: no peer is stalled
                 for peer in self._peers.values():
                     peer.heard_at = now
             self._checked_at = now
@@ -253,7 +253,7 @@ class Tracker:
         """Choose the fetchers and build the trees."""
         self._fetchers.choose(set().union(*(peer.lacks for peer in self._peers.values())))
         fetchers = sum(node in self._peers for node in self._fetchers.nodes)
-        self._forest = self._grow(trees.count(self._nodes - fetchers))  # every other node may become a relay
+        self._forest = self._grow(trees.count(self._nodes - fetchers))  # nodes that may become relays
         for node in self._peers:
             self._reroute(node, *range(len(self._forest.trees)))
         self._idle_since = self._checked_at = self._now
@@ -269,7 +269,7 @@ class Tracker:
             peer.relays = self._can_relay(peer)
             (relays if peer.relays and node not in self._fetchers else leaves).append(node)
         self._planned, self._late = len(lacking), []
-        if len(relays) == 1:  # all others would depend on this relay, even if it is slow: only late peers may use it
+        if len(relays) == 1:  # all other peers would depend on this relay, even a slow one: only late peers may use it
             forest = Forest(number, (), list(lacking))
             forest.add(relays[0])
             return forest
@@ -278,7 +278,7 @@ class Tracker:
     def _has_grown(self) -> bool:
         """Check whether so many peers have joined since the plan that the planned relays would upload too much.
 
-        While peers are still joining, wait until their number has doubled: a plan for thousands costs seconds of CPU.
+        While peers are still joining, wait until their number has doubled: a plan for thousands of peers costs seconds.
         Never plan again when a peer has received many bytes (EARLY), or when some peer is unreachable or slow.
         """
         if not self._late or GROWTH * len(self._late) < self._planned:
@@ -350,7 +350,7 @@ class Tracker:
     def _failed(self, node: int, peer: PeerState, failed: Failed) -> None:
         """Have another peer fetch the blobs. If the registry refuses blobs that this peer was to fetch, give up."""
         if not self._is_planned:
-            peer.failed |= set(failed.blobs)  # no peer was asked to fetch
+            peer.failed |= set(failed.blobs)  # before the plan: only remember that this peer cannot fetch
             return
         if failed.refused and failed.blobs and set(failed.blobs) <= set(self._fetchers.fetched_by(node)):
             self._give_up(failed)
@@ -395,7 +395,7 @@ class Tracker:
         if complaint.reached and (not parent.got or parent.got[number] <= peer.got[number]):
             if not self._is_slow(parent):
                 return  # the parent is waiting too, and will complain about its own parent
-            parent.strikes |= set(range(-MAX_STRIKES, 0))
+            parent.strikes |= set(range(-MAX_STRIKES, 0))  # enough to retire the parent
         peer.refused.add(blamed)
         parent.strikes.add(node)
         if len(parent.strikes) >= MAX_STRIKES:

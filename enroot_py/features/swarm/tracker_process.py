@@ -21,7 +21,7 @@ from enroot_py.features.swarm.tracker import Tracker
 from enroot_py.features.swarm.wire import WireError
 
 TRACKER = 0xFFFFFFFF  # the tracker's node number, which no node has
-_MAX_DOCUMENT_BYTES = 1 << 20  # of the manifest, config and signatures that each node gets
+_MAX_DOCUMENT_BYTES = 1 << 20  # the manifest, config and signatures together; each node gets them
 
 
 class Host(Protocol):
@@ -32,7 +32,7 @@ class Host(Protocol):
         """Descriptors that the seed needs."""
 
     def documents(self) -> tuple[Documents | File, Sequence[int]]:
-        """Return the answer for nodes and the sizes of the blobs, when the first node asks. Raises PenrootError."""
+        """When the first node asks, return the answer for all nodes and the sizes of the blobs. Raises PenrootError."""
 
     def show(self, size: int, progress: Callable[[], Progress], *, ended: bool) -> None:
         """Show the progress. Called a few times a second. ``ended``: all nodes have the image."""
@@ -60,7 +60,7 @@ class TrackerProcess:
         self._loop.tick = self._tick
 
     def serve(self, lifeline: int) -> None:
-        """Serve until the other end of a descriptor is closed, or all nodes have the image and have left."""
+        """Serve until the other end of ``lifeline`` is closed, or all nodes have the image and have left."""
         self._loop.watch(lifeline, selectors.EVENT_READ, lambda events: self._end())
         self._loop.run()
         if self._tracker and self._tracker.all_have_it:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 SOURCES = -1  # the parent of a tree's roots: the nodes that fetch from the registry
 MAX_TREES = 32  # each tree costs every node a connection
 FAIR_LOAD = 1.25  # avoid relays that have more than this many times the average number of children
-_SAMPLE = 5  # the least loaded of a few random relays is nearly as good as the least loaded of all
+_SAMPLE = 5  # relays in a random sample: its least loaded relay is nearly as good as the least loaded of all
 
 
 class _Pool:

@@ -1,4 +1,4 @@
-"""The encoding of a message inside TLS: its length in 4 bytes, most significant first, and its JSON."""
+"""The encoding of a message inside TLS: 4 bytes of length (most significant first), then JSON."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ def decode(message: Mapping[str, object], *kinds: type) -> Any:
 
 
 def decode_from_peer(message: Mapping[str, object], host: str) -> FromPeer:
-    """Return a message of a peer that has connected from ``host``. Put this host into the address of Joined."""
+    """Return a message of a peer that has connected from ``host``. If it is Joined, replace the host of its address."""
     decoded: FromPeer = decode(message, Joined, Report, Complaint, Failed)
     return replace(decoded, address=(host, decoded.address[1])) if isinstance(decoded, Joined) else decoded
 
@@ -149,7 +149,7 @@ def _bounded(check: Check, bound: object) -> Check:
 
 
 def _row(make: Callable[[Any], Any], checks: Sequence[Check]) -> Check:
-    """Return a check of a list that has one value for each of these checks."""
+    """Return a check of a list that applies ``checks``, one to each value, and passes the results to ``make``."""
 
     def row(value: object, name: str) -> Any:
         values = _list(value, name)

@@ -76,7 +76,7 @@ class Admission:
     # -- a stored image
 
     def check_stored(self, image: Image, named: str = "") -> None:
-        """Check a stored image. The registry returned the digest ``named``, of the image or its index, for its name.
+        """Check a stored image. ``named`` is the digest that the registry has for the image's name: see Manifest.
 
         Raises PolicyError, ConfigError.
         Raises RegistryError if the stored signatures are insufficient and the registry does not answer.
@@ -178,7 +178,7 @@ def evidence(name: Reference, digest: str, named: str, settings: Settings) -> by
 
 
 def _evidence(repository: Repository, digest: str, named: str) -> Iterator[Evidence]:
-    """Yield the signatures of an image in a repository, then these and the signatures of its index."""
+    """Yield growing evidence: first an image's signatures in a repository, then also the signatures of its index."""
     if path := attachments.disabled_by(repository.reference):
         log.info(f"{path}: use-sigstore-attachments is false: not looking for signatures of {repository.reference}")
         yield Evidence()

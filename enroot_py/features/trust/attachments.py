@@ -1,4 +1,4 @@
-"""Read registries.d of podman and skopeo, which can turn off looking for sigstore signatures in a registry.
+"""Read the files in registries.d of podman and skopeo. They can turn off the search for sigstore signatures.
 
 penroot looks for signatures unless ``use-sigstore-attachments`` is false; podman does so only if it is true. penroot
 ignores ``lookaside``, the place of GPG signatures, which penroot cannot check. A user's registries.d replaces the
@@ -23,7 +23,7 @@ _HINT = "see containers-registries.d(5)"
 
 
 def disabled_by(reference: Reference, environ: Mapping[str, str] = os.environ) -> str:
-    """Return the file that turns off looking for signatures of this image, or "". Raises ConfigError."""
+    """Return the file that turns off the search for signatures of this image, or "". Raises ConfigError."""
     sections = _sections(environ)
     for scope in (*identities.scopes(identities.of(reference)), ""):
         path, section = sections.get(scope, ("", {}))

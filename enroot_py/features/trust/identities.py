@@ -144,7 +144,7 @@ class Identity:
         required_name, any_tag = self.required_name(image)
         if any_tag:
             return signed.repository == required_name.repository
-        # cosign signs names without tag and digest. Such a name is not enough where a tag is required.
+        # cosign signs names without tag and digest. Such a name is not enough if a tag is required.
         return signed == required_name and bool(signed.tag or signed.digest)
 
     def describe(self, image: DockerName) -> str:

@@ -71,7 +71,7 @@ class Log:
 
 
 def _canonical(payload: dict[str, Any]) -> bytes:
-    """Return the JSON text that the log signs: RFC 8785, here simply with sorted keys. Raises ValueError."""
+    """Return the JSON text that the log signs: RFC 8785, which here means sorted keys. Raises ValueError."""
     if set(payload) != {"body", "integratedTime", "logID", "logIndex"}:
         raise ValueError("unknown keys")
     for key in ("integratedTime", "logIndex"):
@@ -270,7 +270,7 @@ def _is_valid(certificate: Certificate, time: int) -> bool:
 
 
 def _is_understood(certificate: Certificate) -> bool:
-    """Return whether this module checks each critical extension, and there are no name constraints: RFC 5280, 4.2."""
+    """Return whether this module checks all critical extensions (RFC 5280, 4.2). It never accepts name constraints."""
     from cryptography.x509 import BasicConstraints, ExtendedKeyUsage, KeyUsage, NameConstraints, SubjectAlternativeName
 
     known = (BasicConstraints, ExtendedKeyUsage, KeyUsage, SubjectAlternativeName)

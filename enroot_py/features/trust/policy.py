@@ -44,7 +44,7 @@ _PKI = "pki"  # not supported
 
 @dataclass(frozen=True, slots=True)
 class KeySource:
-    """A public key, in a file at ``path`` or as ``data`` in the policy."""
+    """A public key or certificates, in a file at ``path`` or as ``data`` in the policy."""
 
     where: str
     path: str = ""
@@ -55,7 +55,7 @@ class KeySource:
         return self.path or f"the key in {self.where}"
 
     def content(self) -> bytes:
-        """Return the key as PEM. Raises ConfigError if another user could have written the file."""
+        """Return the PEM text. Raises ConfigError if another user could have written the file."""
         if not self.path:
             return self.data
         read = _content(self.path, self.where, self.owner)
@@ -205,7 +205,7 @@ class Policy:
         return Fulcio(ca[0], members["oidcIssuer"].text("oidcIssuer"), members["subjectEmail"].text("subjectEmail"))
 
     def _one_of(self, names: Iterable[str], members: Mapping[str, Node], where: str) -> tuple[KeySource, ...]:
-        """Return the public keys in the member with one of these names, or (). Raises ConfigError for two members."""
+        """Return the keys in the member whose name is in ``names``, or (). Raises ConfigError for several members."""
         present = [name for name in names if name in members]
         if len(present) > 1:
             raise ConfigError(f"{where}: {' and '.join(present)} exclude each other", hint="write only one of them")
@@ -264,7 +264,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
     """
     for directory in _directories_on_path(path):
         files.check(directory)
-    # In a user namespace, root's files have another user ID: the one that penroot's installed files have.
+    # In a user namespace, root's files have another user ID, as penroot's installed files have.
     owners = {0, owner, os.stat(LIBRARY).st_uid}
     try:
         fd = trusted.regular(os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC), path)
@@ -289,7 +289,7 @@ def _content(path: str, origin: str, owner: int) -> tuple[bytes, int] | None:
 
 
 def _directories_on_path(path: str) -> Iterator[str]:
-    """Yield the directory of a file and of each link that leads to it: write access there means control of the path."""
+    """Yield the directories of a file and of each link to it. A user who can write there can replace the file."""
     for _ in range(_MAXSYMLINKS):
         yield os.path.dirname(path)
         if not os.path.islink(path):

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 _TYPE = "cosign container image signature"
 _PAYLOAD = "application/vnd.dev.cosign.simplesigning.v1+json"
 _ANNOTATION = "dev.cosignproject.cosign/signature"
-# More annotations of a signature by a certificate. Their values are PEM, PEM and JSON.
+# More annotations, for a signature by a certificate: certificate and chain in PEM, log entry in JSON.
 _PROOFS = ("dev.sigstore.cosign/certificate", "dev.sigstore.cosign/chain", "dev.sigstore.cosign/bundle")
 _BUNDLE = "application/vnd.dev.sigstore.bundle.v0.3+json"
 _ARTIFACTS = (
@@ -43,7 +43,7 @@ _PREDICATE = "dev.sigstore.bundle.predicateType"  # an optional annotation
 _IN_TOTO = b"DSSEv1 28 application/vnd.in-toto+json "
 _BEGIN, _END = "-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----"
 # Limits against a hostile registry.
-MAX_SIGNATURES = 50  # per manifest; cosign appends new ones
+MAX_SIGNATURES = 50  # per manifest; cosign appends new signatures
 _MAX_REFERRERS = 8
 _MAX_STORED_SIGNATURES = 2 * (1 + _MAX_REFERRERS) * MAX_SIGNATURES
 _MAX_PAYLOAD_BYTES = 64 << 10
@@ -158,7 +158,7 @@ def _signing(listing: bytes) -> Iterator[str]:
 
 
 def _in_manifest(repository: SignatureSource, data: bytes, seen: dict[str, bytes]) -> Iterator[Signature]:
-    """Yield the signatures in a signature manifest. ``seen`` caches payloads by digest, as many layers are equal."""
+    """Yield the signatures in a signature manifest. ``seen`` caches payloads by digest: many are equal."""
     layers = manifests.parse(data, "a signature").get("layers")
     if not isinstance(layers, list):
         return

@@ -21,6 +21,6 @@ def add(penroot: click.Group) -> None:
 
         click.echo(shown_json(signed.inspect(image, loaded(), arch)))
 
-    text = "Show the signatures of a registry image and the rules that need them."
+    text = "Show the signatures of a registry image, and the decision of each rule in policy.json."
     inspect.params.insert(1, click.Option(["--signatures"], is_flag=True, help=text))
     inspect.callback = callback

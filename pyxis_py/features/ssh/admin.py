@@ -13,7 +13,7 @@ from enroot_py.base.errors import PenrootError
 
 
 def add(commands: click.Group) -> None:
-    """Add the verb."""
+    """Add ssh-server to the commands of pyxis-py."""
     commands.add_command(ssh_server)
 
 

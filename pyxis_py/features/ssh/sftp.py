@@ -15,7 +15,7 @@ _VERSION = 3  # of the sftp protocol, as in OpenSSH
 
 
 class _Files(asyncssh.SFTPServer):
-    """All files that the process may open. Owners are numbers, as libraries of the image would look up names."""
+    """All files that the process may open. Owners are numbers: a name lookup would load libraries of the image."""
 
     def format_user(self, uid: int | None) -> str:
         return str(uid)

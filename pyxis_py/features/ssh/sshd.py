@@ -54,7 +54,7 @@ def serve(job: int, container: str, keys: str) -> NoReturn:
         os.close(fd)
     asyncio.run(_connection(Keys(keys), lent, ours))
     ours.close()
-    os.waitpid(nursery, 0)  # the step ends with this process, and Slurm kills the rest
+    os.waitpid(nursery, 0)  # at the exit of this process, the step ends and Slurm kills the nursery
     os._exit(0)
 
 
@@ -187,7 +187,7 @@ async def _connection(keys: Keys, lent: Lent, control: socket.socket) -> None:
 
 
 async def _carry(wire: socket.socket) -> None:
-    """Copy between stdin, stdout and a socket, as asyncssh needs one descriptor for both directions."""
+    """Copy stdin to a socket, and the socket to stdout: asyncssh needs one descriptor for both directions."""
     loop = asyncio.get_running_loop()
     if os.isatty(1):
         tty.setraw(1)  # srun --unbuffered makes stdout a terminal

@@ -24,7 +24,8 @@ _LOCAL = ("localhost", "127.0.0.1", "::1")
 _ACCEPTED = re.compile("LANG|LC_[A-Z]+|COLORTERM")  # variables that a client may set with SendEnv
 _BLOCK_BYTES = 1 << 18
 _DRAIN_S = 1.0  # wait for terminal output after exit: a background process may keep the terminal open
-# Terminal modes of RFC 4254, section 8, under their termios(3) names: characters, and flags by field.
+# Terminal modes of RFC 4254, section 8, under their termios(3) names: characters, and flags. A row of
+# flags has the index of its field in tcgetattr(), and the number of its first mode.
 _CHARACTERS = dict(
     zip(
         (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 13, 14, 18),
@@ -72,7 +73,7 @@ class JobServer(asyncssh.SSHServer):
         return self._open(dest_path)
 
     def server_requested(self, listen_host: str, listen_port: int) -> bool:
-        """ssh -R: listen only on loopback addresses."""
+        """ssh -R: listen only on loopback addresses, and not if the container has a private network."""
         return listen_host in _LOCAL and not self._own_network
 
     def _open(self, address: str | tuple[str, int]) -> Callable[..., Any]:
@@ -191,7 +192,7 @@ class JobSession(asyncssh.SSHServerSession[bytes]):
         return self._outputs[-1]
 
     async def _take_input(self, connecting: Any) -> None:
-        """Connect the input of the program, and send it the early input first."""
+        """Connect the input of the program. First send the data that came before the program started."""
         _, self._input = await connecting
         self._input.transport.write(b"".join(self._early))
         self._chan.resume_reading()

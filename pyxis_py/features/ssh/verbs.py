@@ -21,14 +21,14 @@ if TYPE_CHECKING:
     from pyxis_py.features.ssh.sshkeys import JobKeys
 
 _SUFFIX = "cluster"
-# Variables of the login shell that the step gets. Others would select containers or change task options.
+# Variables of the login shell that the step gets. Other variables could select a container or change task options.
 _KEPT = re.compile("PATH|HOME|USER|LOGNAME|SHELL|TZ|SLURM_CONF|ENROOT_.*|XDG_.*")
 # A host name can come from another person, for example from a git submodule. ssh before 9.6 passes shell metacharacters
 # of the name on to a shell (CVE-2023-51385). Names with these characters are refused. No pattern can refuse a line
 # break. But the first line begins with exec, so the shell never reads a second line.
 _NOT_IN_NAMES = "$`;&|<>()' "
 _LINES = """\
-# ssh JOB.{suffix}: into the container of a running job, by way of {login}; from penroot ssh-config.
+# ssh JOB.{suffix} enters the container of a running job through {login}. Printed by penroot ssh-config.
 Match originalhost "*.{suffix},{refused}" exec "exec sh -c 'cd ~/.ssh && umask 077 && ssh -T {login} {key} $1 \
 >.penroot-$$ 2>/dev/null && mv .penroot-$$ penroot-$1 || rm -f .penroot-$$; true' sh %n"
     ProxyCommand ssh -T {login} {proxy} %n

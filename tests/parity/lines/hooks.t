@@ -5,7 +5,7 @@ Hooks of the site and of the user.
   site
   $ enroot start -e A=option box sh -c 'echo $A'
   site
-  ~ a variable of hooks and `environ()` overrides `--env`
+  ~ a variable that a hook or `environ()` sets overrides `--env`
   option
   $ chmod -x ../etc/hooks.d/50-site.sh; enroot start box sh -c 'echo "[$A]"'
   []

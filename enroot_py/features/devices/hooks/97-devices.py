@@ -1,6 +1,6 @@
 """Add the devices in ENROOT_DEVICES: CDI names, or nodes such as /dev/kfd and /dev/dri.
 
-98-nvidia handles NVIDIA GPUs: it needs no CDI specification, and considers the image's variables and Slurm.
+98-nvidia handles NVIDIA GPUs: it needs no CDI specification, and follows the image's variables and Slurm's allocation.
 """
 
 from __future__ import annotations

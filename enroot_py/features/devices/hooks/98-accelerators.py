@@ -1,4 +1,4 @@
-"""Add AMD GPUs, Intel GPUs and Gaudi: by Slurm's allocation, AMD_VISIBLE_DEVICES or HABANA_VISIBLE_DEVICES."""
+"""Add AMD GPUs, Intel GPUs and Gaudi devices that Slurm, AMD_VISIBLE_DEVICES or HABANA_VISIBLE_DEVICES selects."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def plans(context: Context) -> list[Edits]:
     if host.exists("/proc/driver/nvidia"):
         by_slurm = False  # then Slurm numbers NVIDIA GPUs, which 98-nvidia adds
     allocated = allocation.gpu_numbers(context.host) if by_slurm else ""
-    by_folder: dict[str, Edits] = {}  # one vendor for each folder: Slurm numbers the devices of one vendor
+    by_folder: dict[str, Edits] = {}  # one vendor for each folder, because Slurm's numbers are of one vendor
     for vendor in accelerators.VENDORS:
         # Nodes or devices that the caller adds with --device take precedence.
         if any(word in device for word in (vendor.folder, vendor.name, *vendor.common) for device in devices):

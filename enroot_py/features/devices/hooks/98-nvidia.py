@@ -1,4 +1,4 @@
-"""Add NVIDIA GPUs: by --device, NVIDIA_VISIBLE_DEVICES or Slurm's allocation."""
+"""Add the NVIDIA GPUs that --device, NVIDIA_VISIBLE_DEVICES or Slurm selects."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def wanted(context: Context) -> tuple[str, str]:
 
     by_caller = by_option(context) or "NVIDIA_VISIBLE_DEVICES" in context.host
     if allocation.is_withheld(context.host) and not by_caller:
-        return "", ""  # the image's NVIDIA_VISIBLE_DEVICES does not count
+        return "", ""  # the image must not select GPUs that the step lacks
     return visible, allocation.gpu_numbers(context.host)
 
 

@@ -48,7 +48,7 @@ def capabilities(text: str) -> set[str]:
 
 
 class Driver:
-    """The user-space part of the driver, in ``tree``."""
+    """The user-space part of the driver, in the file tree ``tree``: the host's, or a driver container's."""
 
     def __init__(self, tree: Host, version: str, caller: Mapping[str, str]) -> None:
         self.tree = tree
@@ -67,7 +67,7 @@ class Driver:
 
     @property
     def libraries(self) -> list[ldcache.Library]:
-        """The libraries in the loader cache, or in directories if no libcuda or libnvidia-ml fits the kernel module."""
+        """The libraries in the loader cache, or in the usual directories if the cache lacks the loaded version."""
         if self._libraries is None:
             try:
                 self._libraries = ldcache.find(self.tree.read("/etc/ld.so.cache"), tables.PREFIXES)

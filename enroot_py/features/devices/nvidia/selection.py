@@ -16,7 +16,7 @@ _PROC = "/proc/driver/nvidia"
 
 
 class GPU:
-    """One GPU. ``index`` is its number in nvidia-smi, which lists GPUs with a device node by PCI address, or -1."""
+    """One GPU. ``index`` is its number in nvidia-smi, or -1 without a device node."""
 
     __slots__ = ("index", "minor", "bus", "uuid", "model")
 
@@ -53,7 +53,7 @@ class Mig:
 
 
 class Selection:
-    """The whole GPUs and the MIG devices of a container."""
+    """The whole GPUs and the MIG devices of a container. ``every``: the selection has all GPUs of the node."""
 
     def __init__(self, gpus: tuple[GPU, ...] = (), migs: tuple[Mig, ...] = (), *, every: bool = False) -> None:
         self.gpus = gpus
@@ -171,7 +171,7 @@ class GPUs:
                 yield Mig(gpu, gi, ci, name)
 
     def translate_name(self, word: str, names: list[str]) -> str:
-        """Return the name in ``names`` for the GPU ``word``: UUID, index or gpuINDEX. Without one, return ``word``."""
+        """Return the name in ``names`` for the GPU ``word``: UUID, index or gpuINDEX. If none, return ``word``."""
         if word in names:
             return word
         matching = [gpu for gpu in self.all if gpu.is_named(word)]
@@ -250,7 +250,7 @@ class GPUs:
                 )
 
     def hide_others(self, edits: Edits, selected: set[str]) -> None:
-        """Hide all device nodes of GPUs and MIG instances except ``selected``, also of GPUs that /proc lacks."""
+        """Hide all device nodes of GPUs and MIG instances except ``selected``, also if /proc does not list a GPU."""
         names = [name for name in self.host.list("/dev") if name.startswith("nvidia") and name[6:].isdecimal()]
         gpu_nodes = {f"/dev/{name}" for name in names} | self.nodes(Selection(tuple(self.all)))
         edits.hidden += sorted(gpu_nodes - selected)

@@ -1,4 +1,4 @@
-"""Add InfiniBand and RoCE devices, by MELLANOX_VISIBLE_DEVICES, and the host's nodes of knem and xpmem.
+"""Add the InfiniBand and RoCE devices in MELLANOX_VISIBLE_DEVICES, and the host's nodes of knem and xpmem.
 
 If the container shares the host's /dev and /sys, "all" needs no change. A selection hides the other devices and their
 entries in sysfs: fabric/mellanox.py. Root's containers have a private /dev by default. They get all devices unless the
@@ -15,7 +15,7 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from enroot_py.runtime.hooks import Context
 
-SHARING = ("/dev/knem", "/dev/xpmem")  # added without a selection, since they allow no more than cross-memory attach
+SHARING = ("/dev/knem", "/dev/xpmem")  # added in any case: they allow no more than cross-memory attach
 
 
 def run(context: Context) -> None:
