@@ -10,7 +10,6 @@ import resource
 import select
 import sys
 
-from enroot_py import LIBRARY
 from enroot_py.api.messages import Conversation, send_status, send_with_fds
 from enroot_py.base import filesystems, linux, log, mountinfo, paths, trees  # noqa: F401  # imported for all children
 from enroot_py.base.errors import ContainerError, ImageError, PenrootError
@@ -37,7 +36,6 @@ if TYPE_CHECKING:
     Request = Mapping[str, Any]
 
 NAMESPACES = linux.CLONE_NEWUSER | linux.CLONE_NEWPID  # the flags for a cloned child
-_INIT = f"{LIBRARY}/libexec/penroot-init"
 
 
 class Tools:
@@ -80,25 +78,6 @@ def can_clone() -> bool:
         os._exit(0)
     os.waitpid(child, 0)
     return True
-
-
-def open_init() -> int:
-    """Return a descriptor of a sealed copy of penroot-init, to which no container can write.
-
-    If the kernel refuses the copy, return a descriptor of the file.
-    """
-    with Fd(os.open(_INIT, os.O_RDONLY | os.O_CLOEXEC)) as file:
-        try:
-            sealed = os.memfd_create("penroot-init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:  # sysctl vm.memfd_noexec forbids it
-            return file.keep()
-        os.write(sealed, file.content())
-    import fcntl
-
-    fcntl.fcntl(
-        sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
-    )
-    return sealed
 
 
 def answer(fds: list[int], conversation: Conversation, act: Callable[[], NoReturn]) -> NoReturn:

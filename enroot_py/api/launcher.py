@@ -28,7 +28,7 @@ from enroot_py.api.messages import Conversation, decoded, receive_with_fds, send
 from enroot_py.api.zygote import Zygote
 from enroot_py.base import linux, log
 from enroot_py.base.errors import ContainerError, NamespaceError
-from enroot_py.runtime import namespaces
+from enroot_py.runtime import namespaces, supervise
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class Launcher:
         linux.prctl(linux.PR_SET_CHILD_SUBREAPER, 1)
         limits = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (limits[1], limits[1]))  # each container may need a descriptor
-        self._tools = children.Tools(theirs, life, children.open_init(), limits)
+        self._tools = children.Tools(theirs, life, supervise.open_init(), limits)
         self._held: dict[int, Held] = {}  # by number of the container
         self._numbers: dict[int, int] = {}  # numbers of containers, by PID of the builder or of process 1
         self._joining: dict[int, int] = {}  # numbers of programs, by the process that starts the program

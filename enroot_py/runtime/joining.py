@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import os
 
-from enroot_py.base.errors import ContainerError, UsageError
+from enroot_py.base import linux
+from enroot_py.base.errors import ContainerError, NamespaceError, UsageError
 from enroot_py.base.fds import Fd
 from enroot_py.config.settings import Settings
 from enroot_py.runtime import environ, execute, namespaces, processes, supervise
@@ -16,7 +17,6 @@ TYPE_CHECKING = False
 if TYPE_CHECKING:
     from typing import NoReturn
 
-_PATH = os.O_PATH | os.O_DIRECTORY | os.O_CLOEXEC
 _LIST = "penroot list --fancy shows running containers"
 
 
@@ -41,18 +41,32 @@ class Joined:
         _check_owner(spaces, pid)
         self.has_user_namespace = "user" in spaces
         self.has_pid_namespace = "pid" in spaces
-        self.myself = Fd(os.open("/proc/self", _PATH))  # the node's: the container may have another /proc
         processes.enter(spaces, pid, new_keyring=settings.unshare_keyring)
         os.chdir(cwd if os.path.isdir(cwd) else "/")
 
-    def become_root(self) -> None:
-        """Become root in a user namespace below the container's. Raises NamespaceError.
+    def become_root(self, init: int) -> None:
+        """Become root in a user namespace below the container's. ``init`` is from supervise.open_init().
 
-        Until hide(), a process of the user in the container can trace this process, unless a private PID namespace
-        hides it: the owner of a user namespace has all capabilities in it, user_namespaces(7).
+        The user's processes in the container have all capabilities in this namespace, so they can trace the process
+        that creates it, user_namespaces(7). Therefore penroot-init creates it, which has nothing of the node. This
+        process stays hidden. Raises NamespaceError.
         """
-        namespaces.enter_user(0, 0, myself=self.myself)
-        namespaces.hide()
+        (ready, created), (lifetime, held) = os.pipe(), os.pipe()
+        with Fd(ready), Fd(held):
+            with Fd(created), Fd(lifetime):
+                child = os.fork()
+                if not child:
+                    _create_namespace(init, lifetime, created)
+            try:
+                if os.read(ready, 1):
+                    with Fd(os.pidfd_open(child)) as process:
+                        linux.setns(process, linux.CLONE_NEWUSER)
+            except OSError as e:
+                raise NamespaceError(f"cannot enter a user namespace: {e.strerror}") from e
+        number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if os.geteuid():
+            error = OSError(number, os.strerror(number) if number > 0 else "penroot-init was killed")
+            raise NamespaceError(f"cannot create a user namespace: {error.strerror}", hint=namespaces.advice(error))
 
     def change_directory(self, path: str) -> None:
         """Enter a directory of the container. Raises ContainerError."""
@@ -62,6 +76,18 @@ class Joined:
             message = f"cannot enter the working directory {path} of the container: {e.strerror}"
             raise ContainerError(message, hint="give a directory of the container: --workdir DIR") from e
         self.environ["PWD"] = os.path.normpath(path)
+
+
+def _create_namespace(init: int, lifetime: int, created: int) -> NoReturn:
+    """In a child: execute penroot-init like a program of the container, without environment and descriptors."""
+    try:
+        os.dup2(lifetime, 0)
+        os.dup2(created, 1)
+        linux.close_others((0, 1, init))
+        namespaces.confine(remap_root=False)
+        os.execve(init, ["penroot-init", "root"], {})
+    finally:
+        os._exit(1)
 
 
 def _check_owner(spaces: dict[str, int], pid: int) -> None:
@@ -102,11 +128,12 @@ def execute_in(
     guard = supervise.guard(timeout_s)
     if guard:
         return supervise.wait(guard)
+    init = supervise.open_init() if ids == "root" else -1
     joined = Joined(pid, settings)
     is_root = os.geteuid() == 0
     if ids and ids != ("root" if is_root else "you"):
         _refuse(user, is_root=is_root)
-        joined.become_root()
+        joined.become_root(init)
         is_root, joined.is_confined = True, False
     if workdir:
         joined.change_directory(workdir)

@@ -18,6 +18,7 @@ from _signal import (
 
 from enroot_py import LIBRARY
 from enroot_py.base import linux, signals
+from enroot_py.base.fds import Fd
 
 TYPE_CHECKING = False
 if TYPE_CHECKING:
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 _SI_KERNEL = 0x80  # sigaction(2)
 of_child: list[int] = []  # descriptors that the parent closes after fork()
 _GUARD = f"{LIBRARY}/libexec/penroot-guard"
+_INIT = f"{LIBRARY}/libexec/penroot-init"
 _MAX_CHECKS = 200  # checks of a running program, a millisecond apart
 
 
@@ -95,6 +97,25 @@ def guard(timeout_s: float | None) -> int:
         _end_with_parent(lifetime, held)
     os.close(lifetime)
     return child
+
+
+def open_init() -> int:
+    """Return a descriptor of a sealed copy of penroot-init, to which no container can write.
+
+    If the kernel refuses the copy, return a descriptor of the file.
+    """
+    with Fd(os.open(_INIT, os.O_RDONLY | os.O_CLOEXEC)) as file:
+        try:
+            sealed = os.memfd_create("penroot-init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+        except OSError:  # sysctl vm.memfd_noexec forbids it
+            return file.keep()
+        os.write(sealed, file.content())
+    import fcntl
+
+    fcntl.fcntl(
+        sealed, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SEAL | fcntl.F_SEAL_WRITE | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SHRINK
+    )
+    return sealed
 
 
 def end(status: int) -> NoReturn:
