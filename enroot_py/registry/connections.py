@@ -29,8 +29,8 @@ from enroot_py.registry.addresses import Address
 _MAX_HEAD_BYTES = 1 << 20  # before the body
 _MAX_SHOWN_CHARS = 200  # of an exception
 _MIN_BYTES_PER_S = 1000
-_BATCH_BYTES = 48 << 10  # a read of a fast body waits for this many bytes
-_FAST_BYTES_PER_S = 10 * _BATCH_BYTES
+_BATCH_S, _MAX_BATCH_BYTES = 0.1, 48 << 10  # wait for the bytes of this time at once, but for at most so many
+_BATCH_UNIT_BYTES = 4 << 10
 _BUFFERED_BYTES = 32 << 10  # more than Python and OpenSSL (one record: RFC 8446) hold in their buffers
 
 
@@ -75,13 +75,14 @@ class _LimitedReader(io.RawIOBase):
         self._body_started, self._body_bytes = time.monotonic(), 0
 
     def expect(self, count: int) -> None:
-        """Prepare to read a body of which ``count`` bytes are left. If it is fast, wait for _BATCH_BYTES in each read.
+        """Prepare to read a body of which ``count`` bytes are left: wait for a batch of bytes in each read.
 
         One read for each packet would cost more CPU. Near the end of the body, do not wait for a batch: the buffers may
         already have some of the last bytes.
         """
-        is_fast = self._body_bytes > _FAST_BYTES_PER_S * (time.monotonic() - self._body_started)
-        low_water = _BATCH_BYTES if is_fast and count > _BATCH_BYTES + _BUFFERED_BYTES else 1
+        rate = self._body_bytes / max(time.monotonic() - self._body_started, _BATCH_S)
+        batch = min(_MAX_BATCH_BYTES, int(rate * _BATCH_S) // _BATCH_UNIT_BYTES * _BATCH_UNIT_BYTES)
+        low_water = batch if batch and count > batch + _BUFFERED_BYTES else 1
         if low_water != self._low_water and self._socket.fileno() >= 0:  # http.client may have closed it
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)

@@ -54,7 +54,7 @@ def test_connection_answers_soon_after_a_fast_body(connection: str) -> None:
         assert len(set(registry.sockets)) == (1 if connection == "keep-alive" else 3)
 
 
-def test_only_a_fast_body_is_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_body_is_read_in_batches_of_a_tenth_of_a_second(monkeypatch: pytest.MonkeyPatch) -> None:
     now = [0.0]
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     ours, theirs = socket.socketpair()
@@ -71,7 +71,9 @@ def test_only_a_fast_body_is_read_in_batches(monkeypatch: pytest.MonkeyPatch) ->
         theirs.send(bytes(1 << 17))
         reader.readinto(bytearray(1 << 17))
         now[0] = 0.1
-        assert low_water(1 << 20) == 48 << 10
+        assert low_water(1 << 20) == 48 << 10  # the largest batch
         assert low_water(64 << 10) == 1  # the rest may be in a buffer
+        now[0] = 1.0
+        assert low_water(1 << 20) == 12 << 10  # 128 KiB in a second, in units of 4 KiB
         now[0] = 10.0
         assert low_water(1 << 20) == 1
