@@ -35,9 +35,12 @@ def prepare(root: int, environ: dict[str, str], *, user: struct_passwd, as_root:
     messages. Raises ContainerError if logins are closed.
     """
     defs = _pairs(root, "/etc/login.defs")
-    closed = _read(root, defs.get("NOLOGINS_FILE", "/etc/nologin"))
+    file = defs.get("NOLOGINS_FILE", "/etc/nologin")
+    closed = _read(root, file)
     if closed is not None and not as_root:
-        raise ContainerError(f"logins are closed: {closed.strip() or 'no reason is given'}", hint="see /etc/nologin")
+        raise ContainerError(
+            f"logins are closed: {closed.strip() or 'no reason is given'}", hint=f"see {file} in the container"
+        )
     path = defs.get("ENV_SUPATH" if as_root else "ENV_PATH", "").removeprefix("PATH=")
     if path:
         environ.setdefault("PATH", path)

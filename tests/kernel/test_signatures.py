@@ -576,7 +576,7 @@ INVALID_POLICIES = {
     '{"default": [{"type": "rejekt"}]}': ": default[0]: unknown type 'rejekt'",
     '{"default":\n [{"type": "sigstoreSigned"}]}': ": default[0]: sigstoreSigned has no key",
     '{"default": [{"type": "sigstoreSigned", "keyPath": "x.pub"}]}': "must be an absolute path",
-    '{"default": [{"type": "sigstoreSigned", "keyPath": "/none/x.pub"}]}': "[0].keyPath: there is no key /none/x.pub",
+    '{"default": [{"type": "sigstoreSigned", "keyPath": "/none/x.pub"}]}': "[0].keyPath: there is no file /none/x.pub",
     '{"default": [{"type": "signedBy", "keyType": "GPGKeys", "keyPath": "/x"}]}': "must have GPG signatures, as",
 }
 

@@ -60,7 +60,8 @@ class KeySource:
             return self.data
         read = _content(self.path, self.where, self.owner)
         if read is None:
-            raise ConfigError(f"{self.where}: there is no key {self.path}", hint="create one: cosign generate-key-pair")
+            hint = "" if self.where.endswith("caPath") else "create one: cosign generate-key-pair"
+            raise ConfigError(f"{self.where}: there is no file {self.path}", hint=hint)
         return read[0]
 
 
