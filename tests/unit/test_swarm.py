@@ -562,17 +562,6 @@ def test_fetcher_that_finished_is_not_slow() -> None:
     swarm.check()
 
 
-def test_rate_of_a_fetcher_that_finished_at_once_does_not_fall() -> None:
-    swarm = together(6)
-    slow, fast = swarm.fetches
-    trees_ = swarm.plan[slow].trees
-    for now in (0.3, 1.0, 2.0, 9.0):
-        swarm.receive(swarm.tracker.handle(now, fast, Report((0,) * trees_, fetched=50 << 20)))
-        swarm.receive(swarm.tracker.handle(now, slow, fetching(trees_, int(now * 30) << 20)))
-    assert swarm.fetches[fast] == set(range(len(SIZES))), "50 MiB within half a second, against 30 MiB a second"
-    swarm.check()
-
-
 def fetching(trees_: int, fetched: int) -> Report:
     """Return the report of a fetcher that has not finished."""
     return Report((0,) * trees_, fetched, unfetched=1 << 30)

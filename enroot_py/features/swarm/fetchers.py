@@ -11,7 +11,7 @@ MAX_TRIES = 3  # when this many peers have failed to fetch a blob, the seed has 
 MAX_STRIKES = 3  # when this many children have complained about a peer, it stops being a relay
 COMPARE_AFTER_S = 2.0  # a fetcher works for this time before its rate is compared
 MAX_UPLOAD = 1.3  # of three peers, use two fetchers only if each uploads at most this many times the image's size
-MIN_WORK_S = 0.5  # rates are computed over at least this time
+MIN_WORK_S = 0.5  # the rate of a finished fetcher is computed at its first report after this time
 SLOW = 0.5  # a fetcher is slow if its rate is less than this part of the best rate
 MIN_LAG_BYTES = 8 << 20  # a fetcher that lags less is not replaced: another request to the registry would cost more
 MIN_LAG_PART = 4  # the lag must also be at least 1/MIN_LAG_PART of all bytes
@@ -230,7 +230,7 @@ class Fetchers:
         blobs, peer = self._lacked_by(node), self.peer(node)
         if not blobs:
             return
-        if not peer.unfetched and not peer.rate:
+        if not peer.unfetched and not peer.rate and self.now >= peer.asked_at + MIN_WORK_S:
             peer.rate = self._rate(peer)
         fetchers = {other: self.peer(other) for other in self.nodes if other != SEED or self.seed}
         rates = {other: self._rate(fetcher) for other, fetcher in fetchers.items() if self._can_compare(fetcher)}
@@ -250,7 +250,7 @@ class Fetchers:
 
         Bytes from other peers count too: they share the fetcher's network connection with the bytes from the registry.
         """
-        return peer.rate or (peer.received - peer.received_before) / max(MIN_WORK_S, self.now - peer.asked_at)
+        return peer.rate or (peer.received - peer.received_before) / (self.now - peer.asked_at)
 
     def _lacked_by(self, node: int) -> list[int]:
         """Return the blobs assigned to a fetcher, except blobs that it had when it joined."""
