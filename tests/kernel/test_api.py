@@ -380,7 +380,7 @@ def test_rw_disk_keeps_nothing(user: User, rootfs: Path, image: Path) -> None:
     user.start("--rw", "changed", "touch", "/kept")
     assert user.start("--rw=disk", "changed", "sh", "-c", "ls /kept; rm /kept; touch /gone") == "/kept\n"
     assert user.start("changed", "sh", "-c", "ls /kept /gone 2>/dev/null || true") == "/kept\n"
-    assert "--rw=disk on disk" in user.penroot("start", "--rw=tape", "box", status=1).stderr
+    assert "--rw=disk for changes on disk" in user.penroot("start", "--rw=tape", "box", status=1).stderr
     nothing_is_left(user)
 
 
