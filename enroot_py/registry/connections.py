@@ -42,7 +42,8 @@ class _LimitedReader(io.RawIOBase):
 
     def __init__(self, raw: io.RawIOBase, sock: socket.socket, stall_s: float) -> None:
         """``raw`` reads ``sock``."""
-        self._raw, self._socket = raw, sock
+        self._raw = raw
+        self._socket = sock if isinstance(sock, socket.socket) else None  # urllib3 has another class for TLS in TLS
         self._stall_s = stall_s
         self._low_water = 1  # SO_RCVLOWAT, socket(7)
         self._body_started = 0.0
@@ -81,9 +82,13 @@ class _LimitedReader(io.RawIOBase):
         already have some of the last bytes.
         """
         rate = self._body_bytes / max(time.monotonic() - self._body_started, _BATCH_S)
-        batch = min(_MAX_BATCH_BYTES, int(rate * _BATCH_S) // _BATCH_UNIT_BYTES * _BATCH_UNIT_BYTES)
+        batch = min(rate * _BATCH_S, _MAX_BATCH_BYTES)
+        if self._stall_s > 0:  # the rate may fall to _MIN_BYTES_PER_S
+            batch = min(batch, _MIN_BYTES_PER_S * self._stall_s / 2)
+        batch = int(batch) // _BATCH_UNIT_BYTES * _BATCH_UNIT_BYTES
         low_water = batch if batch and count > batch + _BUFFERED_BYTES else 1
-        if low_water != self._low_water and self._socket.fileno() >= 0:  # http.client may have closed it
+        # http.client may have closed the socket.
+        if low_water != self._low_water and self._socket is not None and self._socket.fileno() >= 0:
             self._low_water = low_water
             self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, low_water)
 

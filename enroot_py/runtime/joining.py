@@ -6,6 +6,7 @@ Sources: setns(2), namespaces(7), user_namespaces(7).
 from __future__ import annotations
 
 import os
+from _signal import SIGKILL
 
 from enroot_py.base import linux
 from enroot_py.base.errors import ContainerError, NamespaceError, UsageError
@@ -61,6 +62,7 @@ class Joined:
                 if os.read(ready, 1):
                     with Fd(os.pidfd_open(child)) as process:
                         linux.setns(process, linux.CLONE_NEWUSER)
+                    os.kill(child, SIGKILL)  # a process of the container may have stopped it
             except OSError as e:
                 raise NamespaceError(f"cannot enter a user namespace: {e.strerror}") from e
         number = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
@@ -86,6 +88,8 @@ def _create_namespace(init: int, lifetime: int, created: int) -> NoReturn:
         linux.close_others((0, 1, init))
         namespaces.confine(remap_root=False)
         os.execve(init, ["penroot-init", "root"], {})
+    except OSError as e:
+        os._exit(e.errno or 1)
     finally:
         os._exit(1)
 

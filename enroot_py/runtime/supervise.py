@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 from _signal import (
     SIG_BLOCK,
@@ -28,6 +29,7 @@ _SI_KERNEL = 0x80  # sigaction(2)
 of_child: list[int] = []  # descriptors that the parent closes after fork()
 _GUARD = f"{LIBRARY}/libexec/penroot-guard"
 _INIT = f"{LIBRARY}/libexec/penroot-init"
+_MFD_EXEC = 0x10  # memfd_create(2)
 _MAX_CHECKS = 200  # checks of a running program, a millisecond apart
 
 
@@ -99,6 +101,15 @@ def guard(timeout_s: float | None) -> int:
     return child
 
 
+def _memfd(flags: int) -> int:
+    try:
+        return os.memfd_create("penroot-init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING | flags)
+    except OSError as e:
+        if not flags or e.errno != errno.EINVAL:
+            raise
+        return _memfd(0)  # before Linux 6.3
+
+
 def open_init() -> int:
     """Return a descriptor of a sealed copy of penroot-init, to which no container can write.
 
@@ -106,8 +117,10 @@ def open_init() -> int:
     """
     with Fd(os.open(_INIT, os.O_RDONLY | os.O_CLOEXEC)) as file:
         try:
-            sealed = os.memfd_create("penroot-init", os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-        except OSError:  # sysctl vm.memfd_noexec forbids it
+            sealed = _memfd(_MFD_EXEC)
+        except PermissionError:  # sysctl vm.memfd_noexec forbids it
+            if 0 != os.fstat(file).st_uid == os.geteuid():
+                raise  # the container could write to the file: it belongs to the user
             return file.keep()
         os.write(sealed, file.content())
     import fcntl

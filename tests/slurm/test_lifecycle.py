@@ -309,8 +309,14 @@ def test_slurmstepd_finds_nothing_alive_after_the_last_task(lab: Lab, file: str)
         srun(lab, file, "-n2", "true")
         srun(lab, IMAGE, "--container-writable", "true")
         assert_nothing_left(lab, "n1")
-        text = lines.read()
-    assert len(re.findall("done with (?:job|step)$", text, re.M)) == 2  # the wording changed in Slurm 23.11
+        text = ""
+
+        def ended() -> bool:  # the wording changed in Slurm 23.11
+            nonlocal text
+            text += lines.read()
+            return len(re.findall("done with (?:job|step)$", text, re.M)) == 2
+
+        until(ended, "slurmstepd has logged the end of both steps")
     assert "proctrack_p_signal: killing process" not in text
 
 

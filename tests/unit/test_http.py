@@ -43,7 +43,7 @@ def test_debug_shows_requests_without_secrets(monkeypatch: pytest.MonkeyPatch) -
 def test_connection_answers_soon_after_a_fast_body(connection: str) -> None:
     bodies = {"/v2/big": bytes(8 << 20), "/v2/small": b"x"}
     with fake(lambda request: Reply(200, {"Connection": connection}, bodies[request.path])) as registry:
-        environ = {"HOME": "/nowhere", "ENROOT_ALLOW_HTTP": registry.host, "ENROOT_STALL_TIMEOUT": "10"}
+        environ = {"HOME": "/nowhere", "ENROOT_ALLOW_HTTP": registry.host, "ENROOT_STALL_TIMEOUT": "20"}
         client = http.HttpClient(registry.host, settings.load(environ), lambda busy: None)
         for path in ("/v2/big", "/v2/small", "/v2/big"):
             with client.request("GET", path, {}) as response:
@@ -77,3 +77,13 @@ def test_a_body_is_read_in_batches_of_a_tenth_of_a_second(monkeypatch: pytest.Mo
         assert low_water(1 << 20) == 12 << 10  # 128 KiB in a second, in units of 4 KiB
         now[0] = 10.0
         assert low_water(1 << 20) == 1
+        now[0], reader._stall_s = 0.1, 30
+        assert low_water(1 << 20) == 12 << 10  # the sender may slow down to 1000 bytes a second
+
+
+def test_body_of_another_kind_of_socket_is_read_without_batches() -> None:
+    """With an HTTPS proxy, urllib3 passes its own class SSLTransport, which has no setsockopt()."""
+    reader = connections._LimitedReader(io.BytesIO(bytes(1 << 20)), object(), 0)  # type: ignore[arg-type]
+    reader.begin_body()
+    reader.readinto(bytearray(1 << 19))
+    reader.expect(1 << 19)
