@@ -65,10 +65,25 @@ static bool reap(bool stops)
 	return status >= 0;
 }
 
-/* Send a signal to all descendants of a process. This can miss orphans in the PID namespace of a container: they become children of
- * process 1 of this namespace, which may be no descendant. */
-static void send_below(pid_t parent, int number)
+static bool is_dead(pid_t pid)
 {
+	char path[64], line[128], state = 'X';
+	FILE *file;
+
+	(void)snprintf(path, sizeof(path), "/proc/%d/status", pid);
+	file = fopen(path, "re");
+	while (file && fgets(line, sizeof(line), file) && sscanf(line, "State: %c", &state) != 1)
+		;
+	if (file)
+		(void)fclose(file);
+	return state == 'Z' || state == 'X';
+}
+
+/* Send a signal to all descendants of a process. This can miss orphans in the PID namespace of a container: they become children of
+ * process 1 of this namespace, which may be no descendant. Returns whether any of the descendants was alive. */
+static bool send_below(pid_t parent, int number)
+{
+	bool alive = false;
 	char path[64];
 	struct dirent *task;
 	DIR *tasks;
@@ -84,7 +99,7 @@ static void send_below(pid_t parent, int number)
 		(void)snprintf(path, sizeof(path), "/proc/%d/task/%.16s/children", parent, task->d_name);
 		children = fopen(path, "re");
 		while (children && fscanf(children, "%d", &pid) == 1) {
-			send_below(pid, number);
+			alive |= send_below(pid, number) | !is_dead(pid);
 			(void)kill(pid, number);
 		}
 		if (children)
@@ -92,6 +107,7 @@ static void send_below(pid_t parent, int number)
 	}
 	if (tasks)
 		(void)closedir(tasks);
+	return alive;
 }
 
 /* Kill all descendants, and the orphans that become children, until none is left: a process that waits for a disk ends late. */
@@ -99,13 +115,14 @@ static void kill_all(void)
 {
 	pid_t pid;
 
-	send_below(getpid(), SIGSTOP); /* stopped processes start no others */
+	(void)send_below(getpid(), SIGSTOP); /* stopped processes start no others */
 	for (;;) {
 		while ((pid = waitpid(-1, NULL, WNOHANG)) > 0)
 			;
 		if (pid < 0 && errno == ECHILD)
 			return;
-		send_below(getpid(), SIGKILL);
+		if (!send_below(getpid(), SIGKILL) && waitpid(-1, NULL, WNOHANG) == 0)
+			return; /* a process of the container traces the dead, so only that process can reap them */
 		(void)poll(NULL, 0, PAUSE_MS);
 	}
 }
@@ -146,8 +163,8 @@ static bool watch(int signals, long timeout_ms)
 			break;
 		timed_out = true;
 		deadline = now_ms() + GRACE_MS;
-		send_below(getpid(), SIGTERM);
-		send_below(getpid(), SIGCONT); /* a stopped process handles no signal */
+		(void)send_below(getpid(), SIGTERM);
+		(void)send_below(getpid(), SIGCONT); /* a stopped process handles no signal */
 	}
 	return timed_out;
 }

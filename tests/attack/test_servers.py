@@ -144,6 +144,18 @@ def test_exec_is_not_looked_at_while_it_enters(
     assert seen_programs(out) - {"sees /memfd:penroot-init (deleted)"} == set()
 
 
+def test_tracer_does_not_hold_up_a_timeout(user: User, rootfs: pathlib.Path) -> None:
+    """Only a tracer can reap a process that it traces. The command of penroot exec has ended all the same."""
+    tracer = rootfs / "bin/tracer"
+    subprocess.run(["cc", "-static", "-O2", "-Wall", "-Werror", "-o", tracer, SPY.with_name("tracer.c")], check=True)
+    user.own(user.data)
+    with user.running("penroot", "start", "box", "tracer", "sleep", stdout=subprocess.PIPE) as tracing:
+        assert tracing.stdout is not None and tracing.stdout.readline() == "looking\n"
+        user.penroot("exec", "--timeout", "4", str(tracing.pid), "sleep", "50", status=124)
+        assert tracing.stdout.readline() == "traced\n"
+        tracing.terminate()
+
+
 @pytest.fixture(scope="module")
 def spying(lab: Lab, spy: pathlib.Path) -> Iterator[str]:
     """Yield srun's option for an image of alice's. The image has the spy, and its entrypoint runs the spy."""
