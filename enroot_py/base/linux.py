@@ -268,8 +268,8 @@ def start_background(path: str, argv: Sequence[str], fds: Sequence[int], delay_m
     """Execute a program in the background. ``fds``, in ascending order, become the program's descriptors from 3 on.
 
     Nothing is executed if the first of ``fds`` becomes readable, or its other end is closed, within ``delay_ms``.
-    Returns the PID to wait for: that of the program, or with ``orphan`` that of an intermediate process, which ends at
-    once. A process can call this only once: see c_shims/background.h.
+    Returns the PID to wait for. This is the program's PID. With ``orphan``, it is the PID of an intermediate process,
+    which ends at once. A process can call this only once: see c_shims/background.h.
     """
     words = [ffi.new("char[]", os.fsencode(word)) for word in (path, *argv)]
     memory = words[0], ffi.new("char *[]", [*words[1:], _NULL]), ffi.new("int[]", fds)

@@ -121,7 +121,7 @@ def _parsed(line: bytes) -> Finding:
 
 
 def _has_succeeded(pid: int) -> bool:
-    """Return whether the child ends successfully within a second. Leave it a zombie, so that its PID is not reused."""
+    """Return whether the child ends successfully within a second. Do not reap it, so that its PID is not reused."""
     end = time.monotonic() + _END_TIMEOUT_S
     while (state := os.waitid(os.P_PID, pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is None:
         if time.monotonic() > end:

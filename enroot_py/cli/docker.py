@@ -69,7 +69,7 @@ def _run(rest: list[str]) -> str:
         if name in _FLAGS and not equals:
             options += filter(None, [_FLAGS[name]])
             if value:
-                rest.insert(0, f"-{value}")  # the other letters of a word such as -it
+                rest.insert(0, f"-{value}")  # the letters after the first one, such as t of -it
             continue
         if name not in _VALUES:
             return ""

@@ -113,7 +113,7 @@ def _memfd(flags: int) -> int:
 def open_init() -> int:
     """Return a descriptor of a sealed copy of penroot-init, to which no container can write.
 
-    If the kernel refuses the copy, return a descriptor of the file.
+    If the kernel refuses an executable copy, return a descriptor of the file. Raises OSError if the user owns the file.
     """
     with Fd(os.open(_INIT, os.O_RDONLY | os.O_CLOEXEC)) as file:
         try:

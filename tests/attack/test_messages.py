@@ -157,7 +157,7 @@ def test_an_installation_that_cannot_be_read_says_so(user: User, tmp_path: pathl
     (prefix / "bin/penroot").write_text(text.replace(LIBRARY, f"{prefix}/lib/penroot"))
     (prefix / "bin/penroot").chmod(0o755)
     if broken == "prefix":
-        (prefix / "lib").chmod(0o700)  # root owns it, so users cannot enter it
+        (prefix / "lib").chmod(0o700)  # only root, the owner, can enter the directory
     else:
         shutil.rmtree(prefix / "lib/penroot/click")
     done = user.run(f"{prefix}/bin/penroot", "info", status=1)

@@ -231,7 +231,7 @@ def test_only_root_of_the_node_is_a_superuser(user: User) -> None:
 @pytest.mark.parametrize("unshare", ["", "net", "ipc", "uts"])
 @pytest.mark.parametrize("remap", ["--container-remap-root", "--no-container-remap-root"])
 def test_a_step_of_roots_changes_nothing_of_the_kernel(lab: Lab, remap: str, unshare: str) -> None:
-    """No task of a step of root's can change the kernel: neither the first task nor one that joins its container."""
+    """In a step of root, the first task cannot change the kernel. A task that joins the container cannot either."""
     script = """
         v=$(cat /proc/sys/vm/swappiness); (echo $v > /proc/sys/vm/swappiness) 2> /dev/null && echo wrote
         umount /proc/sys 2> /dev/null && echo uncovered

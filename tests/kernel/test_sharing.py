@@ -101,7 +101,7 @@ def test_data_of_the_same_file_has_another_server(user: User, image: pathlib.Pat
 
 @pytest.mark.parametrize("limit", ["ulimit -t 100", "ulimit -n 100", "renice -n 19 $$"])
 def test_server_with_other_limits_is_not_shared(user: User, image: pathlib.Path, limit: str) -> None:
-    """A server has the limits of the start that made it. They could end or slow it, so no other container uses it."""
+    """A server has the limits of the start that made it. These limits could end or slow the server."""
     prefix = ("sh", "-c", f'{limit} > /dev/null; exec "$@"', "sh")
     with up(user, str(image), prefix=prefix), up(user, str(image)):
         assert len(servers(user.home)) == 2

@@ -475,7 +475,7 @@ def alone(act: Callable[[str], bool]) -> bool:
     ],
 )
 def test_addresses_of_one_user_are_one_neighbourhood(one: str, other: str, same: bool) -> None:
-    """Addresses that one user may hold count as one: all loopback addresses, and an IPv6 network of 64 bits."""
+    """All loopback addresses count as one address, and so does an IPv6 network of 64 bits: one user may hold them."""
     assert (loops.neighbourhood(one) == loops.neighbourhood(other)) is same
 
 

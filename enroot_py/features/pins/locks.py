@@ -61,7 +61,7 @@ def _resolve(locked: LockFile, requested: dict[str, str]) -> _Digests:
 
 
 def _digest(image: Reference, options: Settings) -> str:
-    """Return the digest of a tag: the digest of its index if it has one, else of its manifest. Raises PenrootError."""
+    """Return the digest of a tag's index. If the tag has no index, return its manifest's. Raises PenrootError."""
     from enroot_py.registry.sources import open_source
 
     source = open_source(image, options)

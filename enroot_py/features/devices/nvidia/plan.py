@@ -155,7 +155,7 @@ class Plan:
         if not gpus or len(gpus) != len(numbers):
             return everything, False
         if counts_all and "CUDA_VISIBLE_DEVICES" in self.context.environ:
-            # The user or the image has set the variable. It is not renumbered, so add all GPUs that it may count.
+            # The user or the image has set the variable. penroot keeps its numbers, so add all GPUs that they may mean.
             return everything, False
         return Selection(gpus), counts_all
 
